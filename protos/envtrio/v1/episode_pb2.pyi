@@ -542,7 +542,7 @@ class Call(google.protobuf.message.Message):
     finish_reason: builtins.str
     """The engine's word for why it stopped: "stop", "length", "tool_calls", ... Empty if the call failed."""
     attempt: builtins.int
-    """0 for a turn's first try, 1 for its first repetition, ..."""
+    """1 for a turn's first try, 2 for its first repetition, ..."""
     dialect: builtins.str
     """The API that was spoken to the endpoint."""
     @property
