@@ -1,0 +1,222 @@
+"""The broker's pool of workers, and the queue of runs that wait for one."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from env_broker.pool import Pool, PoolError, PoolFullError, QueueFullError, Waiter, Waiters, Worker
+
+LEASE = 10.0
+
+
+def add(
+    pool: Pool,
+    instance: str,
+    *,
+    lease: str = "l1",
+    address: str = "",
+    environments: tuple[str, ...] = ("e",),
+    slots: int = 2,
+    window: float = 60.0,
+    now: float = 0.0,
+) -> Worker:
+    pool.add(instance, lease, address or f"{instance}:1", environments, slots, window, now)
+    worker = pool.get(instance)
+    assert worker is not None
+    return worker
+
+
+def take(pool: Pool, environment: str = "e") -> Worker:
+    worker = pool.pick(environment)
+    assert worker is not None
+    pool.acquire(worker)
+    return worker
+
+
+def test_an_empty_pool() -> None:
+    pool = Pool(lease_seconds=LEASE)
+    assert pool.pick("e") is None
+    assert pool.get("w") is None
+    assert pool.workers() == ()
+    assert pool.environments == frozenset()
+    assert pool.late_cancel_seconds == 0.0
+
+
+def test_least_busy_first_then_the_one_picked_longest_ago() -> None:
+    pool = Pool(lease_seconds=LEASE)
+    for name in ("w1", "w2", "w3"):
+        add(pool, name)
+    assert [take(pool).instance for _ in range(6)] == ["w1", "w2", "w3"] * 2
+    assert pool.pick("e") is None
+    second = pool.get("w2")
+    assert second is not None
+    pool.release(second)
+    assert take(pool) is second
+
+
+def test_busy_is_a_share_of_the_slots() -> None:
+    pool = Pool(lease_seconds=LEASE)
+    small, large = add(pool, "small", slots=1), add(pool, "large", slots=4)
+    assert [take(pool) for _ in range(5)] == [small, large, large, large, large]
+
+
+def test_a_worker_gets_only_what_it_serves() -> None:
+    pool = Pool(lease_seconds=LEASE)
+    add(pool, "w1", environments=("a",), window=30.0)
+    b = add(pool, "w2", environments=("b",), window=90.0)
+    assert pool.pick("b") is b
+    assert pool.pick("c") is None
+    assert pool.environments == {"a", "b"}
+    assert pool.late_cancel_seconds == 90.0
+
+
+def test_a_worker_whose_environment_is_loading_gets_none_until_it_says_so() -> None:
+    pool = Pool(lease_seconds=LEASE)
+    worker = add(pool, "w", environments=())
+    assert pool.pick("e") is None
+    assert pool.heartbeat("w", "l1", 1.0, environments=["e"])
+    assert pool.heartbeat("w", "l1", 2.0)
+    assert pool.pick("e") is worker
+
+
+def test_a_lease_ends_without_heartbeats() -> None:
+    pool = Pool(lease_seconds=LEASE)
+    first, second = add(pool, "w1"), add(pool, "w2")
+    assert pool.heartbeat("w2", "l1", 5.0)
+    assert pool.expire(LEASE - 0.001) == []
+    assert pool.expire(LEASE) == [first]
+    assert not pool.heartbeat("w1", "l1", LEASE)
+    assert pool.workers() == (second,)
+    assert pool.expire(100.0) == [second]
+
+
+def test_the_end_of_an_older_lease_means_nothing() -> None:
+    pool = Pool(lease_seconds=LEASE)
+    worker = add(pool, "w", lease="old")
+    take(pool)
+    pool.drain("w")
+    again = add(pool, "w", lease="new", environments=("f",), slots=3, window=5.0, now=7.0)
+    assert again is worker
+    assert (again.busy, again.slots, again.draining, again.lease_ends) == (1, 3, False, 17.0)
+    assert pool.late_cancel_seconds == 5.0
+    assert not pool.heartbeat("w", "old", 8.0)
+    assert pool.remove("w", "old") is None
+    assert pool.remove("unknown", "new") is None
+    assert pool.remove("w", "new") is worker
+    assert len(pool) == 0
+
+
+def test_the_same_address_with_a_new_instance_is_a_new_worker_and_gets_work() -> None:
+    pool = Pool(lease_seconds=LEASE, limit=1)
+    old = add(pool, "old", address="host:1", slots=1)
+    take(pool)
+    assert pool.add("new", "l", "host:1", ["e"], 1, 60.0, 1.0) is old
+    new = pool.get("new")
+    assert new is not None
+    assert pool.workers() == (new,)
+    assert take(pool) is new
+    pool.release(old)
+    assert (old.busy, new.busy) == (0, 1), "the old one's runs give back its slots, not the new one's"
+
+
+def test_a_draining_worker_gets_none_and_stays() -> None:
+    pool = Pool(lease_seconds=LEASE)
+    worker = add(pool, "w")
+    assert pool.drain("w")
+    assert not pool.drain("unknown")
+    assert pool.pick("e") is None
+    assert pool.get("w") is worker
+
+
+def test_slots_are_counted_strictly() -> None:
+    pool = Pool(lease_seconds=LEASE)
+    worker = add(pool, "w", slots=1)
+    with pytest.raises(PoolError, match="0 of 1 slots taken"):
+        pool.release(worker)
+    pool.acquire(worker)
+    with pytest.raises(PoolError, match="1 of 1 slots taken"):
+        pool.acquire(worker)
+    assert worker.busy == 1
+
+
+def test_bad_and_too_many_workers_are_refused() -> None:
+    pool = Pool(lease_seconds=LEASE, limit=1)
+    with pytest.raises(ValueError, match="has 0 slots; it needs at least 1"):
+        add(pool, "w", slots=0)
+    add(pool, "w")
+    with pytest.raises(PoolFullError, match="has 1 workers, its limit is 1"):
+        add(pool, "other")
+    add(pool, "w", lease="again")
+    assert len(pool) == 1
+
+
+def test_waiters_go_by_priority_then_order() -> None:
+    waiters: Waiters[str] = Waiters(limit=10)
+    for value, priority in (("a", 0), ("b", 5), ("c", 0), ("d", 5), ("e", -1)):
+        waiters.push("env", value, priority)
+    order = [waiter.value for _ in range(5) if (waiter := waiters.pop(["env"])) is not None]
+    assert order == ["b", "d", "a", "c", "e"]
+    assert waiters.pop(["env"]) is None
+
+
+def test_a_worker_takes_the_first_waiter_of_all_that_it_serves() -> None:
+    waiters: Waiters[str] = Waiters(limit=10)
+    waiters.push("a", "first")
+    waiters.push("b", "second")
+    waiters.push("c", "not served")
+    assert [waiter.value for _ in range(2) if (waiter := waiters.pop(["b", "a"]))] == ["first", "second"]
+    assert waiters.pop(["b", "a"]) is None
+    assert len(waiters) == 1
+
+
+def test_a_waiter_leaves_once() -> None:
+    waiters: Waiters[str] = Waiters(limit=10)
+    first, second, third = (waiters.push("e", value) for value in "abc")
+    assert waiters.remove(second)
+    assert not waiters.remove(second)
+    assert waiters.pop(["e"]) is first
+    assert not waiters.remove(first)
+    assert waiters.remove(third)
+    assert not waiters.remove(third)
+    assert len(waiters) == 0
+
+
+def test_the_queue_is_bounded() -> None:
+    waiters: Waiters[str] = Waiters(limit=1)
+    waiter = waiters.push("e", "a")
+    with pytest.raises(QueueFullError, match="1 runs wait for a worker, the limit is 1"):
+        waiters.push("f", "b")
+    waiters.remove(waiter)
+    waiters.push("f", "b")
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("push"), st.sampled_from("ab"), st.integers(-2, 2)),
+            st.tuples(st.just("pop"), st.sampled_from(["a", "b", "ab"]), st.just(0)),
+            st.tuples(st.just("remove"), st.just(""), st.integers(0, 40)),
+        ),
+        max_size=40,
+    )
+)
+def test_the_queue_behaves_as_a_sorted_list(steps: list[tuple[str, str, int]]) -> None:
+    waiters: Waiters[int] = Waiters(limit=8)
+    model: list[Waiter[int]] = []
+    seen: list[Waiter[int]] = []
+    for step, environment, number in steps:
+        if step == "push" and len(model) < 8:
+            seen.append(waiters.push(environment, len(seen), number))
+            model.append(seen[-1])
+        elif step == "pop":
+            served = [waiter for waiter in model if waiter.environment in environment]
+            expected = min(served, key=lambda waiter: (waiter.rank, waiter.order), default=None)
+            assert waiters.pop(list(environment)) is expected
+            if expected is not None:
+                model.remove(expected)
+        elif step == "remove" and number < len(seen):
+            assert waiters.remove(seen[number]) is (seen[number] in model)
+            model = [waiter for waiter in model if waiter is not seen[number]]
+        assert len(waiters) == len(model)
