@@ -1,0 +1,61 @@
+"""What an environment may ask of a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from env_worker.domain import Message, SamplingParams, Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One answer of a model, already written into its trace.
+
+    `node` is the index of the assistant node, the `parent` of whatever comes next; `finish_reason` is the
+    engine's own word ("stop", "length", "tool_calls", ...).
+    """
+
+    node: int
+    message: Message
+    finish_reason: str
+
+
+class ModelClient(Protocol):
+    """A model that answers into a trace.
+
+    `name` is the model's name on every Call; `simulated` says that no real model stands behind it.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def simulated(self) -> bool: ...
+
+    async def chat(
+        self,
+        trace: Trace,
+        messages: Sequence[Message],
+        *,
+        parent: int | None = None,
+        sampling: SamplingParams | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+        reference: str | None = None,
+    ) -> Turn:
+        """Ask for the message that follows `messages`, which themselves follow node `parent`.
+
+        With `parent` None the messages start a branch at a root. While the model is asked, the trace's
+        pending preview shows them; when it has answered, one node for each message and one for the answer are
+        added (tokens, mask, log-probabilities, training arrays), the Call is recorded, and the preview is
+        dropped. When asking fails the preview is dropped too, a Call that carries the error is recorded, and
+        the error is raised.
+
+        `reference` is a right answer. Only a simulated model reads it; it is never sent to an engine.
+
+        Raises ValueError when `parent` is no node of the trace, or when there is no message to answer.
+        """
+        ...

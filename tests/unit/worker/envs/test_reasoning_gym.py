@@ -1,0 +1,203 @@
+"""Questions of the reasoning-gym package, tried again while wrong, scored by the package itself."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from env_worker.domain import Episode, InvalidTaskError, Message, SamplingParams, Trace
+from env_worker.envs import reasoning_gym
+from env_worker.envs.base import Context
+from env_worker.envs.reasoning_gym import ReasoningGymEnvironment
+from env_worker.envs.registry import EnvironmentLoadError, EnvironmentRegistry
+from env_worker.model.base import Turn
+from env_worker.model.simulated import SimulatedModel
+
+EXAMPLES = Path(__file__).parents[4] / "examples/tasks/reasoning_gym.jsonl"
+EXAMPLE_TASKS = [json.loads(line) for line in EXAMPLES.read_text(encoding="utf-8").splitlines()]
+
+
+class ScriptedModel:
+    """Answers with the given texts, in order; `None` stands for the reference. Fails when asked once more."""
+
+    name = "scripted"
+    simulated = True
+
+    def __init__(self, *answers: str | None) -> None:
+        self._answers = list(answers)
+        self.references: list[str | None] = []
+
+    async def chat(
+        self,
+        trace: Trace,
+        messages: Any,
+        *,
+        parent: int | None = None,
+        sampling: SamplingParams | None = None,
+        tools: Any = (),
+        reference: str | None = None,
+    ) -> Turn:
+        self.references.append(reference)
+        answer = self._answers.pop(0)
+        for message in messages:
+            parent = trace.add_node(message, parent=parent)
+        message = Message.assistant(str(reference) if answer is None else answer)
+        return Turn(trace.add_node(message, parent=parent, sampled=True), message, "stop")
+
+
+@pytest.fixture(scope="module")
+def environment() -> ReasoningGymEnvironment:
+    return ReasoningGymEnvironment()
+
+
+async def play(environment: ReasoningGymEnvironment, task: dict[str, Any], model: Any) -> Trace:
+    episode = Episode("episode", "reasoning-gym", task)
+    await environment.run(Context("run", task, SamplingParams(), model, episode))
+    (trace,) = episode.traces
+    assert trace.finished_at is not None
+    return trace
+
+
+def test_the_examples_are_32_tasks_of_several_data_sets() -> None:
+    assert len({json.dumps(task) for task in EXAMPLE_TASKS}) == 32
+    assert 6 <= len({task["dataset"] for task in EXAMPLE_TASKS}) <= 8
+
+
+@pytest.mark.parametrize("task", EXAMPLE_TASKS, ids=lambda task: f"{task['dataset']}-{task['index']}")
+async def test_each_example_builds_and_its_reference_scores_one(
+    environment: ReasoningGymEnvironment, task: dict[str, Any]
+) -> None:
+    environment.validate(task)
+    right = await play(environment, task, SimulatedModel(accuracy=1.0))
+    assert right.reward == 1.0
+    assert dict(right.metrics) == {"first_try": 1.0, "tries": 1.0}
+    wrong = await play(environment, task, SimulatedModel(accuracy=0.0))
+    assert wrong.reward is not None
+    assert wrong.reward < 1.0
+    assert wrong.metrics["tries"] == 3.0
+
+
+async def test_a_wrong_answer_is_tried_again(environment: ReasoningGymEnvironment) -> None:
+    model = ScriptedModel("thinking <answer>nothing</answer>", None)
+    trace = await play(environment, {"dataset": "chain_sum", "seed": 3}, model)
+    assert trace.reward == 1.0
+    assert dict(trace.metrics) == {"first_try": 0.0, "tries": 2.0}
+    assert [node.message.role for node in trace.nodes] == ["system", "user", "assistant", "user", "assistant"]
+    assert "wrong" in trace.nodes[3].message.text
+    assert trace.stop_condition == "solved"
+    assert dict(trace.info) == {"dataset": "chain_sum", "index": 0}
+    assert len(set(model.references)) == 1
+
+
+async def test_the_last_answer_counts_and_tries_end(environment: ReasoningGymEnvironment) -> None:
+    task = {"dataset": "chain_sum", "max_tries": 2}
+    trace = await play(environment, task, ScriptedModel("<answer>x</answer>", "<answer>y</answer>"))
+    assert trace.reward == 0.0
+    assert trace.stop_condition == "max_tries"
+
+
+async def test_an_answer_that_breaks_its_scorer_is_wrong(environment: ReasoningGymEnvironment) -> None:
+    trace = await play(
+        environment, {"dataset": "prime_factorization", "max_tries": 1}, ScriptedModel("banana")
+    )
+    assert trace.reward == 0.0
+
+
+async def test_a_scorer_that_cannot_score_its_own_reference_is_an_error(
+    environment: ReasoningGymEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from reasoning_gym.arithmetic.gcd import GCDDataset
+
+    def broken(self: object, answer: str, entry: dict[str, Any]) -> float:
+        raise RuntimeError("out of order")
+
+    monkeypatch.setattr(GCDDataset, "score_answer", broken)
+    with pytest.raises(RuntimeError, match="out of order"):
+        await play(environment, {"dataset": "gcd"}, ScriptedModel("banana"))
+
+
+async def test_a_data_set_without_a_reference_is_scored_all_the_same(
+    environment: ReasoningGymEnvironment,
+) -> None:
+    model = ScriptedModel("<answer>no colouring</answer>")
+    trace = await play(environment, {"dataset": "graph_color", "max_tries": 1}, model)
+    assert model.references == [None]
+    assert trace.reward == 0.0
+
+
+async def test_building_and_scoring_leave_the_loop_s_thread(
+    environment: ReasoningGymEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+    for method in ("_entry", "_score"):
+        original = getattr(environment, method)
+
+        def recording(*arguments: Any, _original: Any = original) -> Any:
+            threads.append(threading.current_thread())
+            return _original(*arguments)
+
+        monkeypatch.setattr(environment, method, recording)
+    await play(environment, {"dataset": "gcd"}, ScriptedModel(None))
+    assert len(threads) == 2
+    assert threading.current_thread() not in threads
+
+
+def test_a_data_set_is_built_once_and_few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reasoning_gym, "CACHED_DATASETS", 2)
+    fresh = ReasoningGymEnvironment()
+    first = fresh._shelf(fresh._checked({"dataset": "gcd", "index": 1}))
+    assert fresh._shelf(fresh._checked({"dataset": "gcd", "index": 2})) is first
+    for seed in (1, 2):
+        fresh._shelf(fresh._checked({"dataset": "gcd", "seed": seed}))
+    assert len(fresh._shelves) == 2
+    assert fresh._shelf(fresh._checked({"dataset": "gcd"})) is not first
+
+
+@pytest.mark.parametrize(
+    ("task", "named"),
+    [
+        ({}, "'dataset' is missing: give a string"),
+        ({"dataset": 3}, r"'dataset' is 3 \(int\)"),
+        ({"dataset": "chain_sums"}, "'chain_sums' is none of .* did you mean 'chain_sum'"),
+        ({"dataset": "gcd", "indexx": 1}, "'indexx' is unknown .*'index'"),
+        ({"dataset": "gcd", "index": 500}, "'index' is 500, but the dataset has 500 entries"),
+        ({"dataset": "gcd", "index": -1}, "'index' is -1"),
+        ({"dataset": "gcd", "max_tries": 0}, "'max_tries' is 0"),
+        ({"dataset": "gcd", "params": []}, r"'params' is \[\]"),
+        ({"dataset": "gcd", "params": {"no_such": 1}}, "'gcd' refused .*no_such"),
+        ({"dataset": "gcd", "params": {"min_numbers": -1}}, "'gcd' refused .*AssertionError"),
+        ({"dataset": "gcd", "params": {"seed": 1}}, "give it as task key 'seed'"),
+        ({"dataset": "gcd", "params": {"size": 10**9}}, "'size' in task key 'params' is 1000000000"),
+        ({"dataset": "composite"}, "'composite' refused"),
+    ],
+)
+async def test_a_bad_task_is_refused_before_the_first_trace(
+    environment: ReasoningGymEnvironment, task: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(InvalidTaskError, match=named):
+        environment.validate(task)
+    episode = Episode("episode", "reasoning-gym", task)
+    with pytest.raises(InvalidTaskError):
+        await environment.run(Context("run", task, SamplingParams(), SimulatedModel(), episode))
+    assert not episode.traces
+
+
+async def test_a_larger_size_gives_more_entries(environment: ReasoningGymEnvironment) -> None:
+    task = {"dataset": "gcd", "index": 700, "params": {"size": 701}}
+    assert (await play(environment, task, ScriptedModel(None))).reward == 1.0
+
+
+async def test_one_data_set_can_be_served_alone() -> None:
+    served = EnvironmentRegistry(["reasoning-gym:gcd", "sums=reasoning-gym:chain_sum"])
+    assert served.names == ("reasoning-gym:gcd", "sums")
+    only = served.get("sums")
+    assert isinstance(only, ReasoningGymEnvironment)
+    assert (await play(only, {}, ScriptedModel(None))).info["dataset"] == "chain_sum"
+    with pytest.raises(InvalidTaskError, match="'gcd', but this environment serves 'chain_sum' alone"):
+        only.validate({"dataset": "gcd"})
+    with pytest.raises(EnvironmentLoadError, match="did you mean 'gcd'"):
+        EnvironmentRegistry(["reasoning-gym:gdc"])
