@@ -1,0 +1,132 @@
+"""Running many tasks at once: N asked for, N outcomes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from typing import TYPE_CHECKING, Any
+
+from env_client.jsonl import outcome_line
+from env_client.request import new_request_id
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from typing import TextIO
+
+    from envtrio.v1.episode_pb2 import Episode
+
+    from env_client.client import EnvClient
+    from env_client.progress import Display
+    from env_client.tally import Tally
+
+
+class TasksError(ValueError):
+    """A file of tasks that cannot be used; the message names file and line."""
+
+
+def read_tasks(path: str) -> list[Mapping[str, Any]]:
+    """The tasks of a file with one JSON object a line. Empty lines are passed over.
+
+    Raises:
+        TasksError: the file cannot be read, a line is no JSON object, or there is none.
+    """
+    tasks: list[Mapping[str, Any]] = []
+    try:
+        with open(path, encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    tasks.append(_task(path, number, line))
+    except (OSError, UnicodeDecodeError) as error:
+        raise TasksError(f"{path}: {error}; --tasks names a file of JSON lines in UTF-8") from error
+    if not tasks:
+        raise TasksError(f"{path}: has no task; put one JSON object on each line")
+    return tasks
+
+
+class Batch:
+    """Runs `total` tasks, taken from `tasks` in turn, and hands each outcome to `tally` and `out`.
+
+    Args:
+        client: runs them.
+        tasks: at least one.
+        tally: counts; its `total` is the number of runs.
+        out: gets one JSON line for each outcome, as they come; None: nobody does.
+    """
+
+    def __init__(
+        self, client: EnvClient, tasks: Sequence[Mapping[str, Any]], tally: Tally, out: TextIO | None
+    ) -> None:
+        self._client = client
+        self._tasks = tasks
+        self._tally = tally
+        self._out = out
+        self._writing = threading.Lock()
+
+    async def run(self, concurrency: int, display: Display) -> None:
+        """Run them all, so many at once. Raises only what is no outcome: that a line could not be written."""
+        indices = iter(range(self._tally.total))
+        async with asyncio.TaskGroup() as group:
+            showing = group.create_task(self._show(display))
+            try:
+                async with asyncio.TaskGroup() as lanes:
+                    for _ in range(min(concurrency, self._tally.total)):
+                        lanes.create_task(self._lane(indices))
+            finally:
+                showing.cancel()
+                display.show(self._tally)
+
+    async def _show(self, display: Display) -> None:
+        while True:
+            display.show(self._tally)
+            await asyncio.sleep(display.interval_seconds)
+
+    async def _lane(self, indices: Iterator[int]) -> None:
+        for index in indices:
+            await self._run_one(index, self._tasks[index % len(self._tasks)])
+
+    async def _run_one(self, index: int, task: Mapping[str, Any]) -> None:
+        request_id = new_request_id()
+        outcome: Episode | Exception
+        try:
+            async with self._client.stream(task, request_id=request_id) as stream:
+                before = 0
+                async for _ in stream:
+                    self._tally.received_bytes += stream.received_bytes - before
+                    before = stream.received_bytes
+                self._tally.received_bytes += stream.received_bytes - before
+                outcome = await stream.result()
+        except Exception as error:
+            outcome = error
+        # Before it is written: an outcome that was delivered counts, whatever the disk says.
+        kind = _kind(task, outcome)
+        if isinstance(outcome, Exception):
+            self._tally.add_exception(kind, outcome)
+        else:
+            self._tally.add_episode(kind, outcome)
+        if self._out is not None:
+            await asyncio.to_thread(self._write, index, request_id, outcome)
+
+    def _write(self, index: int, request_id: str, outcome: Episode | Exception) -> None:
+        line = outcome_line(index, request_id, outcome)
+        assert self._out is not None
+        with self._writing:
+            self._out.write(line + "\n")
+            self._out.flush()
+
+
+def _kind(task: Mapping[str, Any], outcome: Episode | Exception) -> str:
+    dataset = task.get("dataset")
+    if isinstance(dataset, str) and dataset:
+        return dataset
+    return "(unknown)" if isinstance(outcome, Exception) else outcome.head.environment
+
+
+def _task(path: str, number: int, line: str) -> Mapping[str, Any]:
+    try:
+        task = json.loads(line)
+    except ValueError as error:
+        raise TasksError(f"{path}, line {number}: {error}; each line is one JSON object") from error
+    if not isinstance(task, dict):
+        raise TasksError(f"{path}, line {number}: found a JSON {type(task).__name__}, expected an object")
+    return task

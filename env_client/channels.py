@@ -1,0 +1,60 @@
+"""How this client talks to a server: channel options and method names."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import grpc
+from envtrio.v1 import env_service_pb2
+from grpc_health.v1 import health_pb2
+
+from env_client.request import MAX_MESSAGE_BYTES
+
+_ENVELOPE_BYTES: Final = 1024 * 1024
+
+RUN_METHOD: Final = f"/{env_service_pb2.DESCRIPTOR.services_by_name['EnvService'].full_name}/Run"
+"""Called without a deserializer, so that big messages are decoded off the event loop."""
+
+_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES + _ENVELOPE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES + _ENVELOPE_BYTES),
+    # A stopped or cut-off server is noticed after the sum of the first two; the third lets a long silent
+    # episode be watched without an end. Servers allow pings this often.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    # A broker that was restarted is found again within two seconds.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+)
+
+SERVING_NAMES: Final = {number: name for name, number in health_pb2.HealthCheckResponse.ServingStatus.items()}
+
+
+def channel_options(target: str) -> list[tuple[str, int]]:
+    """The options of a channel to `target`. A loopback address is never asked for by way of a proxy."""
+    options = list(_OPTIONS)
+    if _is_loopback(target):
+        options.append(("grpc.enable_http_proxy", 0))
+    return options
+
+
+def open_sync_channel(target: str, credentials: grpc.ChannelCredentials | None) -> grpc.Channel:
+    """A synchronous channel; it connects when it is first used. Without credentials it is in the clear."""
+    if credentials is None:
+        return grpc.insecure_channel(target, channel_options(target))
+    return grpc.secure_channel(target, credentials, channel_options(target))
+
+
+def open_aio_channel(target: str, credentials: grpc.ChannelCredentials | None) -> grpc.aio.Channel:
+    """As `open_sync_channel`, for the running event loop."""
+    if credentials is None:
+        return grpc.aio.insecure_channel(target, channel_options(target))
+    return grpc.aio.secure_channel(target, credentials, channel_options(target))
+
+
+def _is_loopback(target: str) -> bool:
+    host = target.removeprefix("dns:").removeprefix("ipv4:").removeprefix("ipv6:").lstrip("/")
+    return target.startswith("unix:") or host.startswith(("localhost:", "127.", "[::1]", "::1"))

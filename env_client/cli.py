@@ -1,0 +1,117 @@
+"""The command `env-client`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, TextIO
+
+from google.protobuf.json_format import MessageToDict
+
+from env_client.batch import Batch, TasksError, read_tasks
+from env_client.client import EnvClient
+from env_client.config import ClientSettings, SettingsError, make_parser
+from env_client.errors import EnvError, InvalidRequestError, UnavailableError
+from env_client.progress import open_display
+from env_client.sync import SyncEnvClient
+from env_client.tally import Tally
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from typing import Any
+
+_OK, _FAILED, _USAGE, _INTERRUPTED = 0, 1, 2, 130
+_LOG_FORMAT = "%(levelname)s %(name)s: %(message)s"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code: 0 all went well, 1 something did not, 2 usage, 130 Ctrl-C."""
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format=_LOG_FORMAT)
+    namespace = make_parser().parse_args(arguments)
+    try:
+        settings = ClientSettings.from_namespace(namespace)
+        if namespace.command == "run":
+            return _run(settings)
+        return _ask(namespace.command, settings, getattr(namespace, "request_id", ""))
+    except (SettingsError, TasksError, InvalidRequestError) as error:
+        print(f"env-client: {error}", file=sys.stderr)
+        return _USAGE
+    except EnvError as error:
+        print(f"env-client: {error}", file=sys.stderr)
+        return _FAILED
+    except ExceptionGroup as group:
+        print(f"env-client: {_first(group)}; the outcomes from there on are not written", file=sys.stderr)
+        return _FAILED
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+
+
+def _ask(command: str, settings: ClientSettings, request_id: str) -> int:
+    assert settings.broker is not None
+    with SyncEnvClient(settings.broker) as client:
+        if command == "health":
+            health = client.health()
+            print(health)
+            return _OK if health == "SERVING" else _FAILED
+        if command == "describe":
+            print(json.dumps(MessageToDict(client.describe(), preserving_proto_field_name=True), indent=2))
+        else:
+            print(client.cancel(request_id))
+    return _OK
+
+
+def _run(settings: ClientSettings) -> int:
+    tasks = read_tasks(settings.tasks) if settings.tasks is not None else [{}]
+    tally = Tally(settings.count or len(tasks))
+    with _opened(settings.out) as out:
+        report = sys.stderr if out is sys.stdout else sys.stdout
+        try:
+            # Ctrl-C cancels the main task: its runs are told, and the client waits until that has left.
+            asyncio.run(_run_all(settings, tasks, tally, out))
+        finally:
+            print(tally.summary(), file=report, flush=True)
+    return _FAILED if tally.exceptions else _OK
+
+
+async def _run_all(
+    settings: ClientSettings, tasks: Sequence[Mapping[str, Any]], tally: Tally, out: TextIO | None
+) -> None:
+    assert settings.broker is not None
+    client = EnvClient(
+        settings.broker,
+        env=settings.env,
+        model=settings.model,
+        sampling=settings.sampling_params(),
+        owner=settings.owner,
+        timeout=settings.timeout,
+    )
+    async with client:
+        try:
+            await client.wait_until_ready(settings.wait_seconds)
+        except UnavailableError as error:
+            # So many runs were asked for, so many outcomes there are: let each say for itself.
+            print(f"env-client: {error}; trying all the same", file=sys.stderr)
+        with open_display(sys.stderr, tally.total) as display:
+            await Batch(client, tasks, tally, out).run(settings.concurrency, display)
+
+
+def _first(error: Exception) -> Exception:
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+@contextmanager
+def _opened(path: str | None) -> Iterator[TextIO | None]:
+    if path is None or path == "-":
+        yield sys.stdout if path else None
+        return
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(open(path, "w", encoding="utf-8"))
+        except OSError as error:
+            raise SettingsError(f"--out {path}: {error}; name a file that can be written") from error
+        yield file

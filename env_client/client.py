@@ -1,0 +1,284 @@
+"""The asynchronous client: what an orchestrator imports."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from envtrio.v1.env_service_pb2 import (
+    CancelOutcome,
+    CancelRequest,
+    CancelResponse,
+    DescribeRequest,
+    DescribeResponse,
+    RunRequest,
+)
+from envtrio.v1.env_service_pb2_grpc import EnvServiceStub
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from env_client.channels import RUN_METHOD, SERVING_NAMES, open_aio_channel, open_sync_channel
+from env_client.courier import CancelCourier
+from env_client.errors import UnavailableError
+from env_client.intake import Intake
+from env_client.request import (
+    PROTOCOL_GENERATION,
+    Endpoint,
+    RunDefaults,
+    Sampling,
+    Task,
+    build_request,
+    checked_request_id,
+    checked_timeout,
+    outcome_name,
+)
+from env_client.statuses import env_error
+from env_client.stream import EpisodeStream
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+    from types import TracebackType
+    from typing import Self
+
+    from envtrio.v1.episode_pb2 import Episode
+
+    from env_client.stream import OnDelta, RunCall
+
+
+class EnvClient:
+    """Runs episodes on a worker or a broker. Use it as `async with EnvClient(...) as client`.
+
+    All calls belong to one event loop. The arguments are what each run gets that does not say otherwise.
+
+    Args:
+        target: "HOST:PORT".
+        env: the environment; None: the only one that the server has.
+        model: the model to ask; None: the server's default.
+        endpoint: where to ask it: a URL or an `Endpoint`; None: the server's default.
+        sampling: `SamplingParams`, or a mapping of its fields and further keys of the engine. A run's own
+            sampling replaces it as a whole.
+        owner: who may release the runs' training arrays by name.
+        timeout: seconds that one run may take, from the call to the checked episode; None: no limit.
+        credentials: of a TLS channel; None: in the clear.
+        courier: carries the cancels, and is closed with the client; None: a new one.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        env: str | None = None,
+        model: str | None = None,
+        endpoint: str | Endpoint | None = None,
+        sampling: Sampling | None = None,
+        owner: str = "",
+        timeout: float | None = None,
+        credentials: grpc.ChannelCredentials | None = None,
+        courier: CancelCourier | None = None,
+    ) -> None:
+        self.target = target
+        self._defaults = RunDefaults(env, model, endpoint, sampling, owner, checked_timeout(timeout))
+        self._credentials = credentials
+        self._courier = courier or CancelCourier(functools.partial(open_sync_channel, target, credentials))
+        self._channel: grpc.aio.Channel | None = None
+        self._streams: set[EpisodeStream] = set()
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def run(
+        self,
+        task: Task,
+        *,
+        env: str | None = None,
+        model: str | None = None,
+        endpoint: str | Endpoint | None = None,
+        sampling: Sampling | None = None,
+        request_id: str | None = None,
+        group_id: str | None = None,
+        owner: str | None = None,
+        timeout: float | None = None,
+        on_delta: OnDelta | None = None,
+    ) -> Episode:
+        """Run one episode and return it, assembled and checked. One with `head.ok` False is returned as well.
+
+        However the call ends otherwise, the server is told that nobody wants the episode.
+
+        Args:
+            task: a JSON object that the environment understands.
+            env, model, endpoint, sampling, owner, timeout: in place of the client's own.
+            request_id: the run's id, 32 lower-case hexadecimal digits; None: a random one.
+            group_id: groups episodes of one task.
+            on_delta: a plain or asynchronous function that gets each `TraceDelta` once it was applied.
+
+        Raises:
+            InvalidRequestError: an argument is malformed (`InvalidTaskError`: the task); nothing was sent.
+            EnvError: the run could not be carried out. See `env_client.errors` for what each one means.
+        """
+        stream = self.stream(
+            task,
+            env=env,
+            model=model,
+            endpoint=endpoint,
+            sampling=sampling,
+            request_id=request_id,
+            group_id=group_id,
+            owner=owner,
+            timeout=timeout,
+        )
+        async with stream:
+            return await stream.result(on_delta)
+
+    def stream(
+        self,
+        task: Task,
+        *,
+        env: str | None = None,
+        model: str | None = None,
+        endpoint: str | Endpoint | None = None,
+        sampling: Sampling | None = None,
+        request_id: str | None = None,
+        group_id: str | None = None,
+        owner: str | None = None,
+        timeout: float | None = None,
+    ) -> EpisodeStream:
+        """As `run`, delta by delta: enter it with `async with`, then iterate it with `async for`.
+
+        At the end of the iteration `stream.episode` is the episode; `await stream.result()` reads the rest
+        and returns it. Leaving the context before either cancels the run.
+
+        Raises:
+            InvalidRequestError: an argument is malformed.
+        """
+        request = build_request(
+            task,
+            self._defaults,
+            env=env,
+            model=model,
+            endpoint=endpoint,
+            sampling=sampling,
+            request_id=request_id,
+            group_id=group_id,
+            owner=owner,
+        )
+        limit = self._defaults.timeout if timeout is None else checked_timeout(timeout)
+        intake = Intake(request, self._courier.send)
+        return EpisodeStream(intake, lambda: self._call_run(request, limit), limit, self._streams)
+
+    async def health(self, *, timeout: float = 10.0) -> str:
+        """The server's health: "SERVING" when it would take a run, else "NOT_SERVING" or "UNKNOWN".
+
+        Raises:
+            UnavailableError: it cannot be reached.
+        """
+        stub: Any = health_pb2_grpc.HealthStub(self._open_channel())
+        answer = await _translated(stub.Check(health_pb2.HealthCheckRequest(), timeout=timeout))
+        return SERVING_NAMES[answer.status]
+
+    async def wait_until_ready(self, timeout: float | None = 60.0) -> None:
+        """Wait until the server is SERVING; it need not be there yet.
+
+        Raises:
+            UnavailableError: it was not within `timeout` seconds.
+        """
+        stub: Any = health_pb2_grpc.HealthStub(self._open_channel())
+        last = "not reached"
+        try:
+            async with asyncio.timeout(timeout):
+                while True:
+                    call = stub.Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True)
+                    try:
+                        async for answer in call:
+                            last = SERVING_NAMES[answer.status]
+                            if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                                return
+                    except grpc.RpcError as error:
+                        translated = env_error(error)
+                        if not isinstance(translated, UnavailableError):
+                            raise translated from error
+                        last = str(translated)
+                    finally:
+                        call.cancel()
+                    await asyncio.sleep(0.1)
+        except TimeoutError as error:
+            raise UnavailableError(
+                f"{self.target} was not SERVING within {timeout} s, at last: {last}; see the server's log"
+            ) from error
+
+    async def cancel(self, request_id: str, *, timeout: float = 10.0) -> str:
+        """Take a run back: end it if it is live, discard its episode if its reply has left.
+
+        Returns:
+            The outcome's name: "ABORTED", "DISCARDED", "TOO_LATE", or "REMEMBERED" (unknown there yet; it is
+            repeated in the background until the server's window is over).
+
+        Raises:
+            InvalidRequestError: `request_id` is malformed.
+            UnavailableError: no answer yet; likewise repeated in the background.
+        """
+        request = CancelRequest(
+            request_id=checked_request_id(request_id), protocol_generation=PROTOCOL_GENERATION
+        )
+        try:
+            call = self._stub().Cancel(request, timeout=timeout)
+            answer: CancelResponse = await _translated(call, request_id)
+        except UnavailableError:
+            self._courier.send(request_id, "")
+            raise
+        if answer.outcome == CancelOutcome.CANCEL_OUTCOME_REMEMBERED:
+            self._courier.send(request_id, "")
+        return outcome_name(answer.outcome)
+
+    async def describe(self, *, timeout: float = 10.0) -> DescribeResponse:
+        """What is served, within which limits, in which version.
+
+        Raises:
+            UnavailableError: the server cannot be reached.
+            ProtocolMismatchError: it speaks another protocol generation.
+        """
+        request = DescribeRequest(protocol_generation=PROTOCOL_GENERATION)
+        answer: DescribeResponse = await _translated(self._stub().Describe(request, timeout=timeout))
+        return answer
+
+    async def close(self, timeout: float = 5.0) -> None:
+        """Cancel what is open, let pending cancels leave for at most `timeout` seconds, then disconnect."""
+        self._closed = True
+        try:
+            for stream in list(self._streams):
+                stream.abandon("the client was closed")
+            await asyncio.to_thread(self._courier.close, timeout)
+        finally:
+            if self._channel is not None:
+                await self._channel.close()
+
+    def _call_run(self, request: RunRequest, timeout: float | None) -> RunCall:
+        method: Any = self._open_channel().unary_stream(
+            RUN_METHOD, request_serializer=RunRequest.SerializeToString, response_deserializer=None
+        )
+        call: RunCall = method(request, timeout=timeout)
+        return call
+
+    def _stub(self) -> Any:
+        return EnvServiceStub(self._open_channel())
+
+    def _open_channel(self) -> grpc.aio.Channel:
+        if self._closed:
+            raise RuntimeError("the client is closed: make a new EnvClient")
+        if self._channel is None:
+            # Not in __init__: a channel belongs to the loop that runs when it is made.
+            self._channel = open_aio_channel(self.target, self._credentials)
+        return self._channel
+
+
+async def _translated(call: Awaitable[Any], request_id: str = "") -> Any:
+    try:
+        return await call
+    except grpc.RpcError as error:
+        raise env_error(error, request_id) from error

@@ -1,0 +1,160 @@
+"""The client's settings: one frozen dataclass, whose fields are the table of flags and variables."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import configargparse
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+VARIABLE_PREFIX: Final = "ENV_CLIENT_"
+COMMANDS: Final = {
+    "run": "run tasks and write their episodes as JSON lines",
+    "health": "say whether the server would take a run; exit code 0 if so",
+    "describe": "say what is served, within which limits, as JSON",
+    "cancel": "take one run back and say what became of it",
+}
+
+
+class SettingsError(ValueError):
+    """A setting that cannot be used; the message names flag, value, limit and next step."""
+
+
+class Setting(NamedTuple):
+    """One row of the table of settings."""
+
+    name: str
+    flag: str
+    variable: str
+    default: Any
+    unit: str
+    help: str
+    commands: tuple[str, ...]
+
+
+def _setting(flag: str, default: Any, unit: str, help: str, commands: tuple[str, ...] = ("run",)) -> Any:
+    return field(default=default, metadata={"flag": flag, "unit": unit, "help": help, "commands": commands})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientSettings:
+    """What a command of `env-client` does. SettingsError if a value is out of its range."""
+
+    broker: str | None = _setting(
+        "--broker", None, "HOST:PORT", "broker, or lone worker, to talk to; required", tuple(COMMANDS)
+    )
+    env: str | None = _setting(
+        "--env", None, "name", "environment to run; absent: the only one that is served"
+    )
+    tasks: str | None = _setting("--tasks", None, "file", "one JSON object a line; absent: the empty task {}")
+    count: int | None = _setting(
+        "--count", None, "episodes", "episodes to run, over the tasks in turn; absent: each task once"
+    )
+    concurrency: int = _setting("--concurrency", 16, "runs", "runs that are open at once")
+    out: str | None = _setting(
+        "--out", None, "file", "where to write a JSON line for each outcome; - is standard output"
+    )
+    timeout: float | None = _setting("--timeout", None, "s", "how long one run may take; absent: no limit")
+    model: str | None = _setting("--model", None, "name", "model to ask; absent: the server's default")
+    sampling: str | None = _setting(
+        "--sampling", None, "JSON", 'sampling parameters, e.g. {"temperature": 0.7, "max_tokens": 512}'
+    )
+    owner: str = _setting("--owner", "", "name", "who may release the runs' training arrays by name")
+    wait_seconds: float = _setting(
+        "--wait-seconds", 30.0, "s", "how long to wait for a server that takes runs before the first one"
+    )
+
+    def __post_init__(self) -> None:
+        if self.broker is None:
+            raise SettingsError(f"--broker is not set; give HOST:PORT there or in {VARIABLE_PREFIX}BROKER")
+        _host, colon, port = self.broker.rpartition(":")
+        if not (_host and colon and port.isascii() and port.isdigit() and 1 <= int(port) <= 65_535):
+            raise SettingsError(
+                f"--broker is {self.broker!r}, expected HOST:PORT with a port from 1 to 65535, "
+                "e.g. 127.0.0.1:7460"
+            )
+        self._check_range("count", 1, 10**9)
+        self._check_range("concurrency", 1, 100_000)
+        self._check_range("timeout", 0, 10**7)
+        self._check_range("wait_seconds", 0, 86_400)
+        self.sampling_params()
+
+    @classmethod
+    def from_namespace(cls, namespace: Any) -> ClientSettings:
+        """Settings from what `make_parser` parsed; what the command does not have keeps its default."""
+        names = {setting.name for setting in settings_table()}
+        return cls(**{name: value for name, value in vars(namespace).items() if name in names})
+
+    def sampling_params(self) -> Mapping[str, Any] | None:
+        """`sampling` as a mapping."""
+        if self.sampling is None:
+            return None
+        try:
+            value = json.loads(self.sampling)
+        except ValueError as error:
+            shown = self.sampling[:80]
+            raise SettingsError(f"--sampling is {shown!r}: {error}; give a JSON object") from error
+        if not isinstance(value, dict):
+            raise SettingsError(f"--sampling is a JSON {type(value).__name__}; give a JSON object")
+        return value
+
+    def _check_range(self, name: str, low: float, high: float) -> None:
+        value = getattr(self, name)
+        if value is None:
+            return
+        if math.isnan(value) or not low <= value <= high:
+            flag = "--" + name.replace("_", "-")
+            raise SettingsError(f"{flag} is {value}, expected {low} to {high}; choose a value in that range")
+
+
+def settings_table() -> tuple[Setting, ...]:
+    """Every setting, in the order in which help lists them."""
+    return tuple(
+        Setting(
+            item.name,
+            item.metadata["flag"],
+            VARIABLE_PREFIX + item.metadata["flag"].removeprefix("--").replace("-", "_").upper(),
+            item.default,
+            item.metadata["unit"],
+            item.metadata["help"],
+            item.metadata["commands"],
+        )
+        for item in fields(ClientSettings)
+    )
+
+
+_TYPES: Final = {"count": int, "timeout": float}
+"""Of settings whose default is None and which are no text."""
+
+
+def make_parser() -> configargparse.ArgumentParser:
+    """The parser that the table makes, a sub-parser for each command; "command" names the chosen one."""
+    parser = configargparse.ArgumentParser(
+        prog="env-client", description="Run episodes on an envtrio broker or worker.",
+        allow_abbrev=False, add_env_var_help=False,
+    )  # fmt: skip
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command, purpose in COMMANDS.items():
+        chosen = commands.add_parser(
+            command, help=purpose, description=purpose, allow_abbrev=False, add_env_var_help=False
+        )
+        if command == "cancel":
+            chosen.add_argument("request_id", metavar="ID", help="the run: 32 lower-case hexadecimal digits")
+        for setting in settings_table():
+            if command in setting.commands:
+                default = "" if setting.default in (None, "") else f"; default {setting.default}"
+                chosen.add_argument(
+                    setting.flag,
+                    dest=setting.name,
+                    env_var=setting.variable,
+                    default=setting.default,
+                    type=_TYPES.get(setting.name, str if setting.default is None else type(setting.default)),
+                    metavar=setting.unit.upper() if setting.unit.islower() else setting.unit,
+                    help=f"{setting.help} [{setting.variable}{default}]".replace("%", "%%"),
+                )
+    return parser

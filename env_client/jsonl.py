@@ -1,0 +1,187 @@
+"""Outcomes of runs as JSON lines. Everything is plain JSON: no NaN, token streams as lists."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+from envtrio.v1.episode_pb2 import Call, EpisodeError, Message, Node, Role, Trace
+
+from env_client import arrays
+from env_client.errors import EnvError, shown_id
+
+if TYPE_CHECKING:
+    from envtrio.v1.episode_pb2 import ContentPart, Episode
+    from google.protobuf.duration_pb2 import Duration
+    from google.protobuf.timestamp_pb2 import Timestamp
+
+
+def outcome_line(index: int, request_id: str, outcome: Episode | Exception) -> str:
+    """One line without its end: an episode, or the exception that there is instead of one.
+
+    Args:
+        index: which of the runs it was, from 0.
+        request_id: its id; 8 digits of it are written.
+        outcome: what became of it.
+    """
+    body = exception_json(outcome) if isinstance(outcome, Exception) else episode_json(outcome)
+    line = {"index": index, "request_id": shown_id(request_id), **body}
+    return json.dumps(line, allow_nan=False, ensure_ascii=False)
+
+
+def exception_json(error: Exception) -> dict[str, Any]:
+    """An exception: its class, message, status code and reason (empty where it has none)."""
+    return {
+        "error": type(error).__name__,
+        "message": str(error),
+        "code": error.code if isinstance(error, EnvError) else "",
+        "reason": error.reason if isinstance(error, EnvError) else "",
+    }
+
+
+def episode_json(episode: Episode) -> dict[str, Any]:
+    """A checked episode: fields as in episode.proto, JSON texts parsed, what is absent as null."""
+    head = episode.head
+    return {
+        "episode_id": head.episode_id,
+        "environment": head.environment,
+        "task": _parsed(head.task_json),
+        "ok": head.ok,
+        "reward": arrays.episode_reward(episode),
+        "errors": [_error(error) for error in head.errors],
+        "started_at": _time(head.started_at) if head.HasField("started_at") else None,
+        "duration_seconds": _seconds(head.duration) if head.HasField("duration") else None,
+        "group_id": head.group_id,
+        "worker_instance": head.worker_instance,
+        "traces": [_trace(trace) for trace in episode.traces],
+    }
+
+
+def _trace(trace: Trace) -> dict[str, Any]:
+    header = trace.header
+    return {
+        "trace_id": header.trace_id,
+        "agent": header.agent,
+        "trainable": header.trainable,
+        "model": header.model,
+        "started_at": _time(header.started_at) if header.HasField("started_at") else None,
+        "finished_unix_nanos": trace.finished_unix_nanos if trace.HasField("finished_unix_nanos") else None,
+        "ok": trace.ok if trace.HasField("ok") else None,
+        "stop_condition": trace.stop_condition if trace.HasField("stop_condition") else None,
+        "reward": arrays.reward(trace),
+        "rewards": {
+            name: {"value": entry.value if entry.HasField("value") else None, "weight": entry.weight}
+            for name, entry in sorted(trace.rewards.items())
+        },
+        "metrics": dict(sorted(trace.metrics.items())),
+        "info": {key: json.loads(text) for key, text in sorted(trace.info_json.items())},
+        "tools": _parsed(trace.tools_json),
+        "nodes": [_node(node) for node in trace.nodes],
+        "calls": [_call(call) for call in trace.calls],
+        "errors": [_error(error) for error in trace.errors],
+        "links": [
+            {
+                "source": link.source,
+                "target": link.target,
+                "kind": link.kind,
+                "target_trace_id": link.target_trace_id,
+            }
+            for link in trace.links
+        ],
+    }
+
+
+def _node(node: Node) -> dict[str, Any]:
+    content, logprobs = arrays.is_content(node), arrays.logprobs(node)
+    return {
+        "parent": node.parent if node.HasField("parent") else None,
+        "message": _message(node.message),
+        "token_ids": arrays.token_ids(node).tolist(),
+        "mask": list(node.mask),
+        "is_content": None if content is None else list(node.is_content),
+        # A token that the sampler could not have chosen has -inf, for which JSON has no number.
+        "logprobs": None
+        if logprobs is None
+        else [value if math.isfinite(value) else None for value in logprobs.tolist()],
+        "sampled": node.sampled,
+        "created_unix_nanos": node.created_unix_nanos,
+        "tools": _parsed(node.tools_json),
+    }
+
+
+def _message(message: Message) -> dict[str, Any]:
+    """In the OpenAI form."""
+    parts = [_part(part) for part in message.content]
+    plain = len(message.content) == 1 and message.content[0].HasField("text")
+    body: dict[str, Any] = {
+        "role": Role.Name(message.role).removeprefix("ROLE_").lower(),
+        "content": message.content[0].text if plain else parts or None,
+    }
+    for name in ("reasoning", "tool_call_id", "name"):
+        if value := getattr(message, name):
+            body[name] = value
+    if message.tool_calls:
+        body["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.tool_calls
+        ]
+    if message.extra_json:
+        body["extra"] = _parsed(message.extra_json)
+    return body
+
+
+def _part(part: ContentPart) -> Any:
+    kind = part.WhichOneof("part")
+    if kind == "image_url":
+        return {"type": "image_url", "image_url": {"url": part.image_url}}
+    return _parsed(part.json) if kind == "json" else {"type": "text", "text": part.text}
+
+
+def _call(call: Call) -> dict[str, Any]:
+    counts = ("node", "prompt_tokens", "completion_tokens", "cached_tokens")
+    return {
+        **{name: getattr(call, name) if call.HasField(name) else None for name in counts},  # type: ignore[arg-type]
+        "model": call.model,
+        "simulated": call.simulated,
+        "endpoint": call.endpoint,
+        "dialect": call.dialect,
+        "attempt": call.attempt,
+        "started_at": _time(call.started_at) if call.HasField("started_at") else None,
+        "duration_seconds": _seconds(call.duration) if call.HasField("duration") else None,
+        "finish_reason": call.finish_reason,
+        "error": _error(call.error) if call.HasField("error") else None,
+        "weight_versions": [
+            {"version": span.version, "start": span.start, "end": span.end} for span in call.weight_versions
+        ],
+    }
+
+
+def _error(error: EpisodeError) -> dict[str, Any]:
+    return {
+        "type": error.type,
+        "message": error.message,
+        "phase": error.phase,
+        "traceback": error.traceback,
+        "occurred_unix_nanos": error.occurred_unix_nanos,
+    }
+
+
+def _parsed(text: str) -> Any:
+    """JSON text parsed; empty is None; what is none after all stays text, for a line must not fail for it."""
+    if not text:
+        return None
+    try:
+        value = json.loads(text)
+        json.dumps(value, allow_nan=False)
+    except (ValueError, RecursionError):
+        return text
+    return value
+
+
+def _time(moment: Timestamp) -> str:
+    return moment.ToJsonString()
+
+
+def _seconds(duration: Duration) -> float:
+    return duration.seconds + duration.nanos / 1e9

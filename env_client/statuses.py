@@ -1,0 +1,60 @@
+"""From a gRPC status to an exception of `errors`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2, status_pb2
+
+from env_client.errors import EnvError, error_class, shown_id
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import grpc
+
+_DOMAIN: Final = "envtrio"
+_DETAILS_KEY: Final = "grpc-status-details-bin"
+
+
+def env_error(error: grpc.RpcError, request_id: str = "") -> EnvError:
+    """The exception for a call that ended with a status other than OK.
+
+    Its `reason` is empty exactly where the status carries no ErrorInfo of ours: then gRPC itself made it, and
+    nobody can say what became of the run.
+
+    Args:
+        error: what grpc or grpc.aio raised; both have `code()`, `details()` and `trailing_metadata()`.
+        request_id: the run, where the call was about one.
+    """
+    code = error.code().name
+    reason, metadata, retry_after = "", {}, None
+    for detail in _details(error.trailing_metadata() or ()):
+        if detail.Is(error_details_pb2.ErrorInfo.DESCRIPTOR):
+            info = error_details_pb2.ErrorInfo.FromString(detail.value)
+            if info.domain == _DOMAIN:
+                reason, metadata = info.reason, dict(info.metadata)
+        elif detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR):
+            delay = error_details_pb2.RetryInfo.FromString(detail.value).retry_delay
+            retry_after = delay.seconds + delay.nanos / 1e9
+    run = f"run {shown_id(request_id)}: " if request_id else ""
+    label = f"{code} {reason}" if reason else f"{code} (no word from the server)"
+    return error_class(code, reason)(
+        f"{run}{label}: {error.details() or 'no details'}",
+        code=code,
+        reason=reason,
+        request_id=request_id,
+        metadata=metadata,
+        retry_after=retry_after,
+    )
+
+
+def _details(trailing: Iterable[Any]) -> list[Any]:
+    for key, value in trailing:
+        if key == _DETAILS_KEY:
+            try:
+                return list(status_pb2.Status.FromString(value).details)
+            except DecodeError:
+                break  # As good as none: the code and the details' text still tell.
+    return []

@@ -1,0 +1,195 @@
+"""One run as an asynchronous stream of deltas that ends with an episode, or with a cancel."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+from collections import deque
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+import grpc
+
+from env_client.errors import EnvError
+from env_client.intake import BIG_BYTES, Intake, cause_of
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, MutableSet, Sequence
+    from types import TracebackType
+
+    from envtrio.v1.delta_pb2 import TraceDelta
+    from envtrio.v1.env_service_pb2 import RunRequest
+    from envtrio.v1.episode_pb2 import Episode
+
+    OnDelta: TypeAlias = Callable[[TraceDelta], Awaitable[object] | object]
+    RunCall: TypeAlias = grpc.aio.UnaryStreamCall[RunRequest, bytes]
+
+_T = TypeVar("_T")
+
+
+class EpisodeStream:
+    """A run under way. Made by `EnvClient.stream`; an asynchronous context manager and iterator.
+
+    Iterating yields each `TraceDelta` as it lands. When the iteration has come to its end, or `result()` has
+    returned, the episode is delivered. Leaving the context before that cancels the run, whatever the way out.
+
+    Args:
+        intake: the run.
+        call: sends the request and returns the call, whose messages are serialized DeltaStreams.
+        timeout: seconds from entering the context until the episode must have been delivered; None: no limit.
+        entered: holds the stream while its context is entered, so that closing the client can end it.
+    """
+
+    def __init__(
+        self,
+        intake: Intake,
+        call: Callable[[], RunCall],
+        timeout: float | None,
+        entered: MutableSet[EpisodeStream],
+    ) -> None:
+        self._intake = intake
+        self._make_call = call
+        self._call: RunCall | None = None
+        self._timeout = timeout
+        self._entered = entered
+        self._deadline: float | None = None
+        self._landed: deque[TraceDelta] = deque()
+        self._failed: BaseException | None = None
+
+    @property
+    def request_id(self) -> str:
+        """The run's id. A capability: whoever knows it can cancel the run."""
+        return self._intake.request_id
+
+    @property
+    def received_bytes(self) -> int:
+        """Payload bytes of the stream so far."""
+        return self._intake.received_bytes
+
+    @property
+    def episode(self) -> Episode | None:
+        """The episode, assembled and checked; None until it is delivered."""
+        return self._intake.episode
+
+    async def __aenter__(self) -> EpisodeStream:
+        if self._timeout is not None:
+            self._deadline = asyncio.get_running_loop().time() + self._timeout
+        self._call = self._make_call()
+        self._entered.add(self)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._entered.discard(self)
+        # Awaits nothing: it also runs in coroutines that are closed while their loop is torn down.
+        self.abandon("the caller left the stream" if error is None else cause_of(error))
+
+    def __aiter__(self) -> EpisodeStream:
+        return self
+
+    async def __anext__(self) -> TraceDelta:
+        """The next delta, already applied.
+
+        Raises:
+            StopAsyncIteration: the episode is delivered.
+            EnvError: as `EnvClient.run`.
+        """
+        while not self._landed:
+            batch = await self._guarded(self._next_batch)
+            if batch is None:
+                raise StopAsyncIteration
+            self._landed.extend(batch)
+        return self._landed.popleft()
+
+    async def result(self, on_delta: OnDelta | None = None) -> Episode:
+        """Read the rest of the stream and return the episode.
+
+        Args:
+            on_delta: gets each further delta; may be a plain or an asynchronous function.
+
+        Raises:
+            EnvError: as `EnvClient.run`. What `on_delta` raises comes through.
+        """
+        return await self._guarded(lambda: self._drain(on_delta))
+
+    def abandon(self, cause: str) -> None:
+        """End the run, unless its episode is delivered. Idempotent, does not block."""
+        self._intake.abandon(cause)
+        if self._call is not None:
+            # grpc.aio does not cancel calls that are merely dropped. On a loop that is closed already it
+            # cannot, and need not: the call ended with the loop.
+            with contextlib.suppress(RuntimeError):
+                self._call.cancel()
+
+    async def _drain(self, on_delta: OnDelta | None) -> Episode:
+        while True:
+            while self._landed:
+                delta = self._landed.popleft()
+                if on_delta is not None:
+                    outcome = on_delta(delta)
+                    if inspect.isawaitable(outcome):
+                        await outcome
+            batch = await self._next_batch()
+            if batch is None:
+                assert self._intake.episode is not None
+                return self._intake.episode
+            if on_delta is not None:
+                self._landed.extend(batch)
+
+    async def _next_batch(self) -> Sequence[TraceDelta] | None:
+        """The deltas of the next message; None when the episode is delivered."""
+        if self._intake.episode is not None:
+            return None
+        if self._call is None:
+            raise RuntimeError("the stream was not entered: use `async with client.stream(...) as stream`")
+        try:
+            data: Any = await self._call.read()
+        except grpc.RpcError as error:
+            raise self._intake.ended(error, self._timeout) from error
+        if data is grpc.aio.EOF:
+            episode = await self._off_loop(self._intake.conclude, self._intake.is_big)
+            self._check_deadline()
+            self._intake.deliver(episode)
+            return None
+        return await self._off_loop(lambda: self._intake.take(data), len(data) > BIG_BYTES)
+
+    @staticmethod
+    async def _off_loop(work: Callable[[], _T], big: bool) -> _T:
+        return await asyncio.to_thread(work) if big else work()
+
+    async def _guarded(self, work: Callable[[], Awaitable[_T]]) -> _T:
+        """Do `work` within the deadline; whatever ends it otherwise ends the run at once."""
+        if self._failed is not None:
+            raise self._failed
+        limit = asyncio.timeout_at(self._deadline)
+        try:
+            async with limit:
+                return await work()
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and not task.cancelling() and self._failed is None:
+                # Nobody cancelled the caller: the call was ended by `abandon`, when the client was closed.
+                self._fail(error, "the client was closed")
+                raise self._intake.taken_back() from error
+            self._fail(error, "the caller was cancelled")
+            raise
+        except TimeoutError as error:
+            if not limit.expired():  # on_delta's own.
+                self._fail(error, cause_of(error))
+                raise
+            expired = self._intake.expired(self._timeout)
+            self._fail(expired, "the deadline passed")
+            raise expired from error
+        except BaseException as error:
+            self._fail(error, cause_of(error))
+            raise
+
+    def _fail(self, error: BaseException, cause: str) -> None:
+        self._failed = error if isinstance(error, EnvError) else self._intake.taken_back()
+        self.abandon(cause)
+
+    def _check_deadline(self) -> None:
+        # Work that does not suspend is not interrupted by asyncio's timeout.
+        if self._deadline is not None and asyncio.get_running_loop().time() >= self._deadline:
+            raise self._intake.expired(self._timeout)

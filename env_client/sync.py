@@ -1,0 +1,214 @@
+"""The synchronous client, for scripts and notebooks. Uses no event loop, and minds none that runs."""
+
+from __future__ import annotations
+
+import functools
+import time
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import grpc
+from envtrio.v1.env_service_pb2 import (
+    CancelOutcome,
+    CancelRequest,
+    DescribeRequest,
+    DescribeResponse,
+    RunRequest,
+)
+from envtrio.v1.env_service_pb2_grpc import EnvServiceStub
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from env_client.channels import RUN_METHOD, SERVING_NAMES, open_sync_channel
+from env_client.courier import CancelCourier
+from env_client.errors import RunDeadlineError, UnavailableError
+from env_client.intake import Intake
+from env_client.request import (
+    PROTOCOL_GENERATION,
+    Endpoint,
+    RunDefaults,
+    Sampling,
+    Task,
+    build_request,
+    checked_request_id,
+    checked_timeout,
+    outcome_name,
+)
+from env_client.statuses import env_error
+from env_client.sync_stream import SyncEpisodeStream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+    from typing import Self
+
+    from envtrio.v1.delta_pb2 import TraceDelta
+    from envtrio.v1.episode_pb2 import Episode
+
+_T = TypeVar("_T")
+
+
+class SyncEnvClient:
+    """Runs episodes on a worker or a broker, as `EnvClient` does, with plain calls. Use it in a `with` block.
+
+    May be used from several threads. Ctrl-C ends the run that is waited for and tells the server.
+
+    Args:
+        target: "HOST:PORT".
+        channel: in place of one to `target`; the client does not close it.
+        courier: carries the cancels, and is closed with the client; None: a new one.
+
+    The other arguments are those of `EnvClient`.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        env: str | None = None,
+        model: str | None = None,
+        endpoint: str | Endpoint | None = None,
+        sampling: Sampling | None = None,
+        owner: str = "",
+        timeout: float | None = None,
+        credentials: grpc.ChannelCredentials | None = None,
+        channel: grpc.Channel | None = None,
+        courier: CancelCourier | None = None,
+    ) -> None:
+        self.target = target
+        self._defaults = RunDefaults(env, model, endpoint, sampling, owner, checked_timeout(timeout))
+        self._owns_channel = channel is None
+        self._channel = channel or open_sync_channel(target, credentials)
+        self._courier = courier or CancelCourier(functools.partial(open_sync_channel, target, credentials))
+        self._stub = EnvServiceStub(self._channel)
+        self._health: Any = health_pb2_grpc.HealthStub(self._channel)
+        self._run: Any = self._channel.unary_stream(
+            RUN_METHOD, request_serializer=RunRequest.SerializeToString, response_deserializer=None
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def run(
+        self,
+        task: Task,
+        *,
+        env: str | None = None,
+        model: str | None = None,
+        endpoint: str | Endpoint | None = None,
+        sampling: Sampling | None = None,
+        request_id: str | None = None,
+        group_id: str | None = None,
+        owner: str | None = None,
+        timeout: float | None = None,
+        on_delta: Callable[[TraceDelta], object] | None = None,
+    ) -> Episode:
+        """As `EnvClient.run`; `on_delta` is a plain function. The timeout is looked at between its calls."""
+        stream = self.stream(
+            task,
+            env=env,
+            model=model,
+            endpoint=endpoint,
+            sampling=sampling,
+            request_id=request_id,
+            group_id=group_id,
+            owner=owner,
+            timeout=timeout,
+        )
+        with stream:
+            return stream.result(on_delta)
+
+    def stream(
+        self,
+        task: Task,
+        *,
+        env: str | None = None,
+        model: str | None = None,
+        endpoint: str | Endpoint | None = None,
+        sampling: Sampling | None = None,
+        request_id: str | None = None,
+        group_id: str | None = None,
+        owner: str | None = None,
+        timeout: float | None = None,
+    ) -> SyncEpisodeStream:
+        """As `EnvClient.stream`: `with client.stream(task) as stream: for delta in stream: ...`."""
+        request = build_request(
+            task,
+            self._defaults,
+            env=env,
+            model=model,
+            endpoint=endpoint,
+            sampling=sampling,
+            request_id=request_id,
+            group_id=group_id,
+            owner=owner,
+        )
+        limit = self._defaults.timeout if timeout is None else checked_timeout(timeout)
+        intake = Intake(request, self._courier.send)
+        return SyncEpisodeStream(intake, lambda: self._run(request, timeout=limit), limit)
+
+    def health(self, *, timeout: float = 10.0) -> str:
+        """As `EnvClient.health`."""
+        request = health_pb2.HealthCheckRequest()
+        return SERVING_NAMES[_translated(lambda: self._health.Check(request, timeout=timeout)).status]
+
+    def wait_until_ready(self, timeout: float | None = 60.0) -> None:
+        """As `EnvClient.wait_until_ready`."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        last = "not reached"
+        left = timeout
+        while left is None or left > 0:
+            call = self._health.Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True, timeout=left)
+            try:
+                for answer in call:
+                    last = SERVING_NAMES[answer.status]
+                    if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                        return
+            except grpc.RpcError as error:
+                translated = env_error(error)
+                if not isinstance(translated, UnavailableError | RunDeadlineError):
+                    raise translated from error
+            finally:
+                call.cancel()
+            left = None if deadline is None else deadline - time.monotonic()
+            time.sleep(0.1 if left is None else min(0.1, max(0.0, left)))
+        raise UnavailableError(
+            f"{self.target} was not SERVING within {timeout} s, at last: {last}; see the server's log"
+        )
+
+    def cancel(self, request_id: str, *, timeout: float = 10.0) -> str:
+        """As `EnvClient.cancel`."""
+        request = CancelRequest(
+            request_id=checked_request_id(request_id), protocol_generation=PROTOCOL_GENERATION
+        )
+        try:
+            answer = _translated(lambda: self._stub.Cancel(request, timeout=timeout), request_id)
+        except UnavailableError:
+            self._courier.send(request_id, "")
+            raise
+        if answer.outcome == CancelOutcome.CANCEL_OUTCOME_REMEMBERED:
+            self._courier.send(request_id, "")
+        return outcome_name(answer.outcome)
+
+    def describe(self, *, timeout: float = 10.0) -> DescribeResponse:
+        """As `EnvClient.describe`."""
+        request = DescribeRequest(protocol_generation=PROTOCOL_GENERATION)
+        return _translated(lambda: self._stub.Describe(request, timeout=timeout))
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Let pending cancels leave for at most `timeout` seconds, then disconnect."""
+        try:
+            self._courier.close(timeout)
+        finally:
+            if self._owns_channel:
+                self._channel.close()
+
+
+def _translated(call: Callable[[], _T], request_id: str = "") -> _T:
+    try:
+        return call()
+    except grpc.RpcError as error:
+        raise env_error(error, request_id) from error

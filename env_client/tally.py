@@ -1,0 +1,112 @@
+"""Counting the outcomes of many runs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from env_client.arrays import episode_reward
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from envtrio.v1.episode_pb2 import Episode
+
+ARRAY_BYTES_KEY: Final = "training_array_bytes"
+"""Where an EpisodeHook may leave the size of what it kept of a trace."""
+_SIMULATED: Final = "simulated model (right at a seeded rate)"
+
+
+@dataclass(slots=True)
+class Group:
+    """Counts of some of the outcomes."""
+
+    outcomes: int = 0
+    turns: int = 0
+    judged: int = 0
+    reward_sum: float = 0.0
+
+    @property
+    def mean_reward(self) -> float | None:
+        """Over the episodes that have a reward. A failure without one is not among them."""
+        return self.reward_sum / self.judged if self.judged else None
+
+    def add(self, turns: int, reward: float | None) -> None:
+        """Count one outcome."""
+        self.outcomes += 1
+        self.turns += turns
+        if reward is not None:
+            self.judged += 1
+            self.reward_sum += reward
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts of all outcomes so far, of `total` that were asked for."""
+
+    total: int
+    done: int = 0
+    failed: int = 0
+    exceptions: int = 0
+    turns: int = 0
+    received_bytes: int = 0
+    array_bytes: float | None = None
+    simulated: bool = False
+    by_outcome: dict[str, Group] = field(default_factory=dict)
+    by_kind: dict[str, Group] = field(default_factory=dict)
+
+    def add_episode(self, kind: str, episode: Episode) -> None:
+        """Count an episode; one with `ok` False is a failed one."""
+        turns = sum(node.sampled for trace in episode.traces for node in trace.nodes)
+        reward = episode_reward(episode)
+        self.failed += not episode.head.ok
+        self.turns += turns
+        self.simulated |= any(call.simulated for trace in episode.traces for call in trace.calls)
+        for trace in episode.traces:
+            size = json.loads(trace.info_json.get(ARRAY_BYTES_KEY, "null"))
+            if isinstance(size, int | float):
+                self.array_bytes = (self.array_bytes or 0) + size
+        self._count("ok" if episode.head.ok else "failed", kind, turns, reward)
+
+    def add_exception(self, kind: str, error: Exception) -> None:
+        """Count a run that could not be carried out."""
+        self.exceptions += 1
+        self._count(type(error).__name__, kind, 0, None)
+
+    def summary(self) -> str:
+        """A table for people, over several lines."""
+        lines = [f"{self.done} of {self.total} runs have an outcome, {self.exceptions} of them an exception"]
+        for title, groups in (("outcome", self.by_outcome), ("kind", self.by_kind)):
+            lines += ["", *_table(title, groups)]
+        lines += ["", f"received: {format_bytes(self.received_bytes)}"]
+        if self.array_bytes is not None:
+            lines.append(f"training arrays kept by the workers: {format_bytes(self.array_bytes)}")
+        if self.simulated:
+            lines.append(f"answers by the {_SIMULATED}")
+        return "\n".join(lines)
+
+    def _count(self, outcome: str, kind: str, turns: int, reward: float | None) -> None:
+        self.done += 1
+        self.by_outcome.setdefault(outcome, Group()).add(turns, reward)
+        self.by_kind.setdefault(kind, Group()).add(turns, reward)
+
+
+def format_bytes(count: float) -> str:
+    """A byte count for people, in powers of 1024."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def _table(title: str, groups: dict[str, Group]) -> Iterable[str]:
+    rows = [(title, "episodes", "turns", "mean reward")]
+    for name, group in sorted(groups.items()):
+        mean = group.mean_reward
+        rows.append((name, str(group.outcomes), str(group.turns), "-" if mean is None else f"{mean:.3f}"))
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    for row in rows:
+        cells = [row[0].ljust(widths[0]), *(row[column].rjust(widths[column]) for column in (1, 2, 3))]
+        yield "  ".join(cells)

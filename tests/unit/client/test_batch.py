@@ -1,0 +1,182 @@
+"""N tasks asked for give N outcomes, counted and written."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pytest
+
+from env_client import EnvClient
+from env_client.batch import Batch, TasksError, read_tasks
+from env_client.progress import PlainDisplay, RichDisplay, open_display, progress_text
+from env_client.tally import Group, Tally, format_bytes
+from tests.helpers.deltas import episode_stream, opening, reply
+from tests.helpers.scripted_service import End, ScriptedService, Send
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Quiet:
+    """Keeps what it was shown."""
+
+    interval_seconds = 1000.0
+
+    def __init__(self) -> None:
+        self.shown: list[str] = []
+
+    def show(self, tally: Tally) -> None:
+        self.shown.append(progress_text(tally, 2.0))
+
+
+async def test_each_run_has_one_outcome(service: ScriptedService) -> None:
+    failed = opening()
+    for _ in range(2):
+        service.on_run(*(Send(message) for message in episode_stream(2, reward=0.5)), script="good")
+    service.on_run(Send(failed), Send(reply(failed, ok=False)), script="failed")
+    service.on_run(End(grpc.StatusCode.UNAVAILABLE, "WORKER_LOST"), script="lost")
+    tasks = [
+        {"script": "good", "dataset": "maths"},
+        {"script": "failed"},
+        {"script": "lost", "dataset": "maths"},
+    ]
+    tally, out, display = Tally(4), io.StringIO(), Quiet()
+    async with EnvClient(service.address) as client:
+        await Batch(client, tasks, tally, out).run(2, display)
+    lines = sorted((json.loads(line) for line in out.getvalue().splitlines()), key=lambda line: line["index"])
+    assert [line["index"] for line in lines] == [0, 1, 2, 3]
+    assert [line.get("ok", line.get("reason")) for line in lines] == [True, False, "WORKER_LOST", True]
+    assert [line["request_id"] for line in lines] == [
+        run.request_id[:8]
+        for run in sorted(
+            service.runs, key=lambda run: [line["request_id"] for line in lines].index(run.request_id[:8])
+        )
+    ]
+    assert lines[1]["reward"] is None
+    assert (tally.done, tally.failed, tally.exceptions, tally.turns) == (4, 1, 1, 4)
+    assert tally.received_bytes > 0
+    assert tally.by_outcome == {
+        "ok": Group(2, 4, 2, 1.0),
+        "failed": Group(1, 0, 0, 0.0),
+        "WorkerLostError": Group(1, 0, 0, 0.0),
+    }
+    assert {kind: group.outcomes for kind, group in tally.by_kind.items()} == {"maths": 3, "synthetic": 1}
+    assert display.shown[-1].startswith("4/4 episodes, 4 turns, 2.0 episodes/s, 1 failed, 1 exceptions, ")
+
+
+async def test_lanes_are_bounded_and_nothing_need_be_written(service: ScriptedService) -> None:
+    for _ in range(5):
+        service.on_run(*(Send(message) for message in episode_stream(1)))
+    tally = Tally(5)
+    async with EnvClient(service.address) as client:
+        await Batch(client, [{}], tally, None).run(100, Quiet())
+    assert tally.done == 5
+
+
+async def test_a_disk_that_is_full_ends_the_batch(service: ScriptedService) -> None:
+    class Full(io.StringIO):
+        def write(self, _text: str) -> int:
+            raise OSError("no space left")
+
+    service.on_run(*(Send(message) for message in episode_stream(1)))
+    tally = Tally(1)
+    async with EnvClient(service.address) as client:
+        with pytest.raises(ExceptionGroup):
+            await Batch(client, [{}], tally, Full()).run(1, Quiet())
+    assert tally.done == 1
+
+
+def test_tasks_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    path.write_text('{"a": 1}\n\n  {"b": "ü"}\n', encoding="utf-8")
+    assert read_tasks(str(path)) == [{"a": 1}, {"b": "ü"}]
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (b'{"a": 1}\n{"a":\n', "line 2: Expecting value"),
+        (b"[1]\n", "line 1: found a JSON list, expected an object"),
+        (b"\n\n", "has no task"),
+        (b"\xff\xfe", "JSON lines in UTF-8"),
+        (None, "No such file"),
+    ],
+)
+def test_tasks_that_cannot_be_used(tmp_path: Path, content: bytes | None, found: str) -> None:
+    path = tmp_path / "tasks.jsonl"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(TasksError, match=found) as caught:
+        read_tasks(str(path))
+    assert str(path) in str(caught.value)
+
+
+def episode_with(info: dict[str, str], *, simulated: bool) -> Any:
+    from env_client import EpisodeAssembly
+
+    assembly = EpisodeAssembly()
+    for message in episode_stream(1, reward=0.25):
+        assembly.apply(message)
+    episode = assembly.finish()
+    episode.traces[0].info_json.update(info)
+    for call in episode.traces[0].calls:
+        call.simulated = simulated
+    return episode
+
+
+def test_the_summary() -> None:
+    tally = Tally(3)
+    tally.add_episode("maths", episode_with({"training_array_bytes": "1048576"}, simulated=True))
+    tally.add_exception("maths", ValueError("x"))
+    tally.received_bytes = 2048
+    text = tally.summary()
+    assert "2 of 3 runs have an outcome, 1 of them an exception" in text
+    assert "ok                 1      1        0.250" in text
+    assert "ValueError         1      0            -" in text
+    # The mean is over what was judged: an exception is no zero.
+    assert "maths         2      1        0.250" in text
+    assert "received: 2.0 KiB" in text
+    assert "training arrays kept by the workers: 1.0 MiB" in text
+    assert "simulated model (right at a seeded rate)" in text
+
+
+def test_the_summary_says_no_more_than_there_is() -> None:
+    tally = Tally(1)
+    tally.add_episode("k", episode_with({"training_array_bytes": '"many"'}, simulated=False))
+    assert "training arrays" not in tally.summary()
+    assert "simulated" not in tally.summary()
+
+
+def test_bytes_for_people() -> None:
+    sizes = [0, 1023, 1024, 1024**2 * 1.5, 1024**3, 1024**4 * 2]
+    assert [format_bytes(size) for size in sizes] == [
+        "0 B",
+        "1023 B",
+        "1.0 KiB",
+        "1.5 MiB",
+        "1.0 GiB",
+        "2.0 TiB",
+    ]
+
+
+def test_displays(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    file, terminal = io.StringIO(), Terminal()
+    with open_display(file, 2) as display:
+        assert isinstance(display, PlainDisplay)
+        display.show(Tally(2))
+    assert file.getvalue().startswith("0/2 episodes, 0 turns, ")
+    with open_display(terminal, 2) as display:
+        assert isinstance(display, RichDisplay)
+        display.show(Tally(2))
+    assert "0/2 episodes" in terminal.getvalue()
+    monkeypatch.setitem(__import__("sys").modules, "rich.console", None)
+    with open_display(terminal, 2) as display:
+        assert isinstance(display, PlainDisplay)
+    assert progress_text(Tally(1), 0.0).startswith("0/1 episodes, 0 turns, 0.0 episodes/s")

@@ -1,0 +1,168 @@
+"""The command `env-client`, as a process and by its parts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+import grpc
+import pytest
+from envtrio.v1.env_service_pb2 import CancelOutcome
+from grpc_health.v1 import health_pb2
+
+from env_client.cli import main
+from env_client.config import COMMANDS, ClientSettings, SettingsError, make_parser, settings_table
+from tests.helpers.deltas import episode_stream, opening
+from tests.helpers.scripted_service import End, Hang, Reach, ScriptedService, Send
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+RUN = "0123456789abcdef0123456789abcdef"
+SECONDS = 50
+
+
+def command(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "env_client", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+        env={**os.environ, **variables},
+    )
+
+
+def test_run_writes_a_line_for_each_outcome(service: ScriptedService, tmp_path: Path) -> None:
+    for _ in range(2):
+        service.on_run(*(Send(message) for message in episode_stream(2)), script="good")
+    service.on_run(End(grpc.StatusCode.INTERNAL, "HOOK_FAILED"), script="bad")
+    tasks, out = tmp_path / "tasks.jsonl", tmp_path / "out.jsonl"
+    tasks.write_text('{"script": "good", "dataset": "maths"}\n{"script": "bad"}\n', encoding="utf-8")
+    finished = command(
+        "run", "--broker", service.address, "--env", "synthetic", "--tasks", str(tasks), "--out", str(out),
+        "--count", "3", "--concurrency", "2", "--timeout", "30", "--sampling", '{"temperature": 0.5}',
+    )  # fmt: skip
+    assert finished.returncode == 1, finished.stderr
+    lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert sorted(line["index"] for line in lines) == [0, 1, 2]
+    assert [line["error"] for line in lines if "error" in line] == ["HookFailedError"]
+    assert "3 of 3 runs have an outcome, 1 of them an exception" in finished.stdout
+    assert "simulated model (right at a seeded rate)" in finished.stdout
+    assert "3/3 episodes, 4 turns" in finished.stderr
+    assert {run.environment for run in service.runs} == {"synthetic"}
+    assert {run.sampling.temperature for run in service.runs} == {0.5}
+
+
+def test_run_with_variables_and_standard_output(service: ScriptedService) -> None:
+    service.on_run(*(Send(message) for message in episode_stream(1)))
+    finished = command("run", ENV_CLIENT_BROKER=service.address, ENV_CLIENT_OUT="-", ENV_CLIENT_OWNER="me")
+    assert finished.returncode == 0, finished.stderr
+    assert json.loads(finished.stdout)["ok"]
+    assert "1 of 1 runs have an outcome, 0 of them" in finished.stderr
+    assert service.runs[0].owner == "me"
+
+
+def test_run_without_a_server_still_has_its_outcomes(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    finished = command(
+        "run", "--broker", "127.0.0.1:1", "--count", "2", "--out", str(out), "--wait-seconds", "0.1"
+    )
+    assert finished.returncode == 1
+    assert "trying all the same" in finished.stderr
+    assert [json.loads(line)["error"] for line in out.read_text().splitlines()] == ["UnavailableError"] * 2
+
+
+def test_ctrl_c_cancels_the_open_runs(service: ScriptedService) -> None:
+    reached = [threading.Event() for _ in range(3)]
+    for event in reached:
+        service.on_run(Send(opening()), Reach(event), Hang())
+    process = subprocess.Popen(
+        [sys.executable, "-m", "env_client", "run", "--broker", service.address, "--count", "3"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert all(event.wait(SECONDS) for event in reached)
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=SECONDS)
+    assert process.returncode == 130, errors
+    assert sorted(service.cancelled_ids()) == sorted(run.request_id for run in service.runs)
+    assert "0 of 3 runs have an outcome" in output
+    assert "Traceback" not in errors
+
+
+def test_health(service: ScriptedService, capsys: pytest.CaptureFixture[str]) -> None:
+    service.serve(health_pb2.HealthCheckResponse.NOT_SERVING)
+    assert main(["health", "--broker", service.address]) == 1
+    service.serve(health_pb2.HealthCheckResponse.SERVING)
+    assert main(["health", "--broker", service.address]) == 0
+    assert capsys.readouterr().out.split() == ["NOT_SERVING", "SERVING"]
+    assert main(["health", "--broker", "127.0.0.1:1"]) == 1
+    assert "UNAVAILABLE" in capsys.readouterr().err
+
+
+def test_describe(service: ScriptedService, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["describe", "--broker", service.address]) == 0
+    assert json.loads(capsys.readouterr().out)["late_cancel_seconds"] == 60.0
+
+
+def test_cancel(service: ScriptedService, capsys: pytest.CaptureFixture[str]) -> None:
+    service.on_cancel(CancelOutcome.CANCEL_OUTCOME_DISCARDED)
+    assert main(["cancel", RUN, "--broker", service.address]) == 0
+    assert capsys.readouterr().out == "DISCARDED\n"
+    assert main(["cancel", "foreign", "--broker", service.address]) == 2
+    assert "32 lower-case" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        (["health"], "--broker is not set"),
+        (["health", "--broker", "nowhere"], "expected HOST:PORT"),
+        (["run", "--broker", "h:1", "--count", "0"], "--count is 0, expected 1 to"),
+        (["run", "--broker", "h:1", "--concurrency", "0"], "--concurrency is 0"),
+        (["run", "--broker", "h:1", "--timeout", "nan"], "--timeout is nan"),
+        (["run", "--broker", "h:1", "--sampling", "{"], "--sampling is '{'"),
+        (["run", "--broker", "h:1", "--sampling", "[]"], "--sampling is a JSON list"),
+        (["run", "--broker", "h:1", "--tasks", "no/such/file"], "no/such/file"),
+        (["run", "--broker", "h:1", "--out", "no/such/file"], "--out no/such/file"),
+    ],
+)
+def test_usage(
+    arguments: list[str], found: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ENV_CLIENT_BROKER", raising=False)
+    assert main(arguments) == 2
+    assert found in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [[], ["top"], ["run", "--no-such-flag"]])
+def test_what_argparse_refuses(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+
+
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        make_parser().parse_args([*([name] if name else []), "--help"])
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    assert not name or "ENV_CLIENT_BROKER" in text
+
+
+def test_the_table_and_the_dataclass_are_one() -> None:
+    rows = {setting.name: setting for setting in settings_table()}
+    assert rows["wait_seconds"].variable == "ENV_CLIENT_WAIT_SECONDS"
+    assert rows["wait_seconds"].default == ClientSettings(broker="h:1").wait_seconds
+    assert rows["broker"].commands == tuple(COMMANDS)
+    with pytest.raises(SettingsError, match="ENV_CLIENT_BROKER"):
+        ClientSettings()
