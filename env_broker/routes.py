@@ -173,7 +173,7 @@ class RouteTable:
     def adopt(
         self, request_id: str, session_id: str, worker: str, now: float, *, replied: bool, window: float
     ) -> bool:
-        """A worker that registers reports a run, or a reply that can still be taken back.
+        """A worker that registers reports a run, or a reply that can still be taken back; after `returned`.
 
         True: a cancel of it is remembered, or it was given up: send the worker its Cancel.
 
@@ -186,7 +186,6 @@ class RouteTable:
         if (route := self._routes.get(key)) is not None:
             if route.worker != worker:
                 return not replied  # the broker was restarted and the id sent again: nobody reads that stream
-            route.worker_lost = False
             return route.cancelled and route.answer is None
         if (decision := self._tombstones.get(key)) is not None:
             return decision.outcome is not CancelOutcome.TOO_LATE
@@ -230,8 +229,7 @@ class RouteTable:
     def lose(self, worker: str, now: float) -> list[str]:
         """The worker is lost; the runs that are given up with it, whose callers must hear UNAVAILABLE.
 
-        Hold that list for the worker until it acknowledges it. Replied routes stay: should the worker come
-        back, `adopt` mends them.
+        Hold that list for the worker until it acknowledges it. Replied routes stay, for `returned`.
         """
         given_up: list[str] = []
         for route in [route for route in self._routes.values() if route.worker == worker]:
@@ -241,6 +239,15 @@ class RouteTable:
                 self._bury(route, CancelOutcome.ABORTED, now, worker_lost=True)
                 given_up.append(route.request_id)
         return given_up
+
+    def returned(self, worker: str) -> None:
+        """The worker registered again: it is asked about its replied runs, reported or not.
+
+        It settled those that it does not report, and only it knows whether they were delivered or discarded.
+        """
+        for route in self._routes.values():
+            if route.worker == worker:
+                route.worker_lost = False
 
     def expire(self, now: float) -> None:
         """Forget what has been retained and remembered for long enough."""

@@ -14,11 +14,13 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 TASKS = HERE / "tasks" / "reasoning_gym.jsonl"
-EPISODES = HERE.parent / "out" / "episodes.jsonl"
+OUT = HERE.parent / "out"
+EPISODES = OUT / "episodes.jsonl"
+POOL_LOG = OUT / "pool.log"
 STOP_SECONDS = 20.0
 
-# Linger is for replies that can still be taken back and arrays that a trainer has not fetched. Here nobody will
-# do either once the client has ended.
+# Linger is for replies that can still be taken back and arrays that a trainer has not fetched. Here nobody
+# will do either once the client has ended.
 BROKER = [
     *("-m", "env_broker", "serve", "--listen", "127.0.0.1:0", "--workers", "2", "--max-concurrent", "8"),
     *("--env", "reasoning-gym", "--hook", "examples.counting_hook:hook", "--log-level", "warning"),
@@ -27,19 +29,27 @@ BROKER = [
 
 
 def start_broker() -> tuple[subprocess.Popen[str], str]:
-    """Start the pool in a process group of its own, so that Ctrl-C reaches the client first. Return its address."""
-    broker = subprocess.Popen(
-        [sys.executable, *BROKER], stdout=subprocess.PIPE, text=True, cwd=HERE.parent, start_new_session=True
-    )
+    """Start the pool in a session of its own, so that Ctrl-C reaches the client alone. Return its address."""
+    with POOL_LOG.open("w") as log:
+        broker = subprocess.Popen(
+            [sys.executable, *BROKER],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            cwd=HERE.parent,
+            start_new_session=True,
+        )
     assert broker.stdout is not None
     for line in broker.stdout:
         if line.startswith("listening on "):
             return broker, line.removeprefix("listening on ").strip()
-    raise SystemExit(f"the broker ended with exit code {broker.wait()} before it listened; its log is above")
+    raise SystemExit(
+        f"{POOL_LOG.read_text()}the broker ended with exit code {broker.wait()} before it listened"
+    )
 
 
 def stop_broker(broker: subprocess.Popen[str]) -> None:
-    """End the pool by its process id; a broker that does not end in time is killed, and its workers follow it."""
+    """End the pool by its process id. A broker that does not end in time is killed; its workers follow it."""
     if broker.poll() is None:
         broker.send_signal(signal.SIGTERM)
         try:
@@ -50,7 +60,7 @@ def stop_broker(broker: subprocess.Popen[str]) -> None:
 
 
 def main() -> int:
-    EPISODES.parent.mkdir(exist_ok=True)
+    OUT.mkdir(exist_ok=True)
     broker, address = start_broker()
     client: subprocess.Popen[bytes] | None = None
     try:
@@ -63,7 +73,9 @@ def main() -> int:
             cwd=HERE.parent,
         )
         code = client.wait()
-        print(f"episodes: {os.path.relpath(EPISODES)}")
+        print(
+            f"episodes: {os.path.relpath(EPISODES)}, log of broker and workers: {os.path.relpath(POOL_LOG)}"
+        )
         return code
     except KeyboardInterrupt:
         # The terminal sent the signal to the client too; it cancels its runs and ends.

@@ -66,16 +66,16 @@ class Episode:
     ) -> Trace:
         """Open a trace. Without `trace_id` it is `trace-0`, `trace-1`, ...; no id is ever used twice.
 
-        ValueError if `trace_id` is empty, longer than 128 bytes in UTF-8, or was used before, also by a discarded trace.
+        ValueError if `trace_id` is empty, longer than 128 bytes in UTF-8, or was used before, also by a
+        discarded trace.
         """
         if trace_id is None:
-            number = len(self._minted)
-            while (trace_id := f"trace-{number}") in self._minted:
-                number += 1
+            trace_id = self._next_trace_id()
         check_text(trace_id, "trace_id")
         if (size := len(trace_id.encode())) > MAX_TRACE_ID_BYTES:
             raise ValueError(
-                f"trace_id {trace_id[:16]!r}... has {size} bytes, the limit is {MAX_TRACE_ID_BYTES}; use a shorter one"
+                f"trace_id {trace_id[:16]!r}... has {size} bytes, the limit is {MAX_TRACE_ID_BYTES}; "
+                "use a shorter one"
             )
         if not trace_id or trace_id in self._minted:
             raise ValueError(
@@ -87,6 +87,12 @@ class Episode:
         self.traces = (*self.traces, trace)
         trace.touch()
         return trace
+
+    def _next_trace_id(self) -> str:
+        number = len(self._minted)
+        while (trace_id := f"trace-{number}") in self._minted:
+            number += 1
+        return trace_id
 
     def discard_trace(self, trace: Trace) -> None:
         """Give up a trace, for example of an attempt that is tried again: it leaves the episode and the

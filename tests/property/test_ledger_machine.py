@@ -18,8 +18,8 @@ from env_worker.domain.ledger import CancelOutcome, Entry, Event, LedgerError, S
 from env_worker.domain.runs import ConfirmOutcome, DuplicateRequestError, RunTable, TableFullError
 
 WINDOW = 60.0
-LIMIT, KNOWN_LIMIT, REMEMBERED_LIMIT = 4, 8, 2
-IDS = [f"{number:032x}" for number in range(6)]
+LIMIT, KNOWN_LIMIT, REMEMBERED_LIMIT = 2, 3, 1
+IDS = [f"{number:032x}" for number in range(4)]
 SESSIONS = ["s1", "s2"]
 OUTSIDE = [
     Event.CANCEL,
@@ -99,8 +99,9 @@ class LedgerMachine(RuleBasedStateMachine):
         request_id=st.sampled_from(IDS),
         session_id=st.sampled_from(SESSIONS),
         hook=st.sampled_from([True, True, False]),
+        steps=st.integers(0, 3),
     )
-    def admit(self, request_id: str, session_id: str, hook: bool):  # type: ignore[no-untyped-def]
+    def admit(self, request_id: str, session_id: str, hook: bool, steps: int):  # type: ignore[no-untyped-def]
         known = self.known(request_id)
         try:
             entry = self.table.admit(request_id, session_id, self.now)
@@ -119,6 +120,7 @@ class LedgerMachine(RuleBasedStateMachine):
         cancelled = self.now < self.remembered.pop(request_id, self.now)
         assert entry.settled is cancelled, "broke: a remembered cancel applies to its run, and no other does"
         self.look(record)
+        self.run_goes_on(record, steps)  # or else few runs would get as far as their keep
         return record
 
     # The run's own task and its hook threads.

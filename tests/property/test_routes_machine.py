@@ -24,8 +24,8 @@ from env_broker.routes import RETENTION_MARGIN_SECONDS, RouteTable
 
 WINDOW = 60.0
 RETAINED = WINDOW + RETENTION_MARGIN_SECONDS
-LIMIT, KNOWN_LIMIT, REMEMBERED_LIMIT = 3, 5, 2
-IDS = [f"{number:032x}" for number in range(5)]
+LIMIT, KNOWN_LIMIT, REMEMBERED_LIMIT = 2, 2, 1
+IDS = [f"{number:032x}" for number in range(3)]
 WORKERS = ["w1", "w2"]
 
 ids = st.sampled_from(IDS)
@@ -51,6 +51,7 @@ class Record:
     told_ok: bool = False
     answer: CancelOutcome | None = None
     over_at: float | None = None
+    cancel_sent: bool = False
 
 
 class RoutesMachine(RuleBasedStateMachine):
@@ -76,8 +77,8 @@ class RoutesMachine(RuleBasedStateMachine):
         route = self.table.get(request_id)
         return self.records[request_id] if route and route.open and route.state is state else None
 
-    @rule(request_id=ids)
-    def queue(self, request_id: str) -> None:
+    @rule(request_id=ids, worker=st.sampled_from(WORKERS), way=st.integers(0, 5))
+    def queue(self, request_id: str, worker: str, way: int) -> None:
         known = self.known(request_id)
         try:
             admitted = self.table.queue(request_id, "", self.now)
@@ -90,6 +91,15 @@ class RoutesMachine(RuleBasedStateMachine):
         cancelled = self.now < self.remembered.pop(request_id, self.now)
         assert admitted is not cancelled, "broke: a remembered cancel applies to its run, and no other does"
         self.records[request_id] = Record(answer=None if admitted else CancelOutcome.ABORTED)
+        if way >= 1:  # or else few runs would get as far as their reply
+            self.place(request_id, worker, 2 <= way <= 4)
+        if way == 3:
+            self.worker_replies(request_id, "ok")
+        elif way == 4:
+            self.cancel_meets_the_reply_on_its_way(request_id)
+        elif way == 5:
+            self.cancel(request_id, True)
+            self.worker_does_not_admit(request_id, True)
 
     @rule(request_id=ids, worker=st.sampled_from(WORKERS), arrives=st.booleans())
     def place(self, request_id: str, worker: str, arrives: bool) -> None:
@@ -97,6 +107,7 @@ class RoutesMachine(RuleBasedStateMachine):
         if record is None or worker in self.away:
             return
         assert record.answer is None, "broke: what was cancelled is not placed"
+        assert not record.cancel_sent, "broke: what was cancelled elsewhere is not placed"
         assert self.table.place(request_id, worker)
         record.worker = worker
         record.held = Held.LIVE if arrives else Held.UNSEEN
@@ -107,7 +118,8 @@ class RoutesMachine(RuleBasedStateMachine):
         if record is None or record.held is not Held.UNSEEN:
             return
         if again:
-            assert self.table.unplace(request_id, self.now) or self.known(request_id)
+            waits = self.table.unplace(request_id, self.now)
+            assert waits is not record.cancel_sent, "broke: what was cancelled elsewhere is not placed"
             record.worker = None
         elif self.table.withdraw(request_id, self.now):
             del self.records[request_id]
@@ -172,6 +184,7 @@ class RoutesMachine(RuleBasedStateMachine):
         outcome = decision.outcome
         if decision.action is Action.FORWARD:
             assert decision.worker == record.worker is not None, "broke: the worker that has or had the run"
+            record.cancel_sent = True
             if not answered or record.worker in self.away:
                 return
             outcome = self.ask_worker(record)
@@ -179,6 +192,8 @@ class RoutesMachine(RuleBasedStateMachine):
             if outcome is CancelOutcome.REMEMBERED:
                 return
         assert record.answer in (None, outcome), "broke CancelStable"
+        if decision.worker_lost:
+            assert record.answer is not None or record.worker in self.away, "broke: its worker came back"
         record.answer = outcome
         if outcome is CancelOutcome.ABORTED:
             assert not record.told_ok, "broke CancelTruthful"
@@ -211,10 +226,12 @@ class RoutesMachine(RuleBasedStateMachine):
         for request_id in self.table.lose(worker, self.now):
             assert not self.records[request_id].told_ok
             assert self.table.get(request_id) is None
+            self.records[request_id].answer = self.records[request_id].answer or CancelOutcome.ABORTED
 
     @rule(worker=st.sampled_from(WORKERS))
     def worker_comes_back(self, worker: str) -> None:
         self.away.discard(worker)
+        self.table.returned(worker)
         for request_id, record in list(self.records.items()):
             if record.worker != worker or record.held not in (Held.LIVE, Held.REPLIED):
                 continue
@@ -229,14 +246,32 @@ class RoutesMachine(RuleBasedStateMachine):
             if known is None:
                 apply_expected = self.now < self.remembered.pop(request_id, self.now)
                 assert apply is apply_expected, "broke: a remembered cancel applies to a reported run"
-                record.over_at, record.answer = None, None
+                record.over_at, record.answer, record.cancel_sent = None, None, apply
                 record.told_ok = record.held is Held.REPLIED
+            elif record.cancel_sent and record.answer is None and record.over_at is None:
+                assert apply, "broke: a cancel that was not answered is sent again"
             if record.answer is CancelOutcome.ABORTED:
                 assert apply, "broke: what was given up is discarded when its worker comes back"
             if record.answer is CancelOutcome.TOO_LATE:
                 assert not apply, "broke: what is delivered for good is not taken back"
             if apply:
                 self.ask_worker(record)
+
+    @rule(worker=st.sampled_from(WORKERS), request_id=ids, before=st.booleans(), away=st.booleans())
+    def worker_blinks(self, worker: str, request_id: str, before: bool, away: bool) -> None:
+        if before:
+            self.cancel(request_id, False)
+        self.worker_is_lost(worker)
+        if away:
+            self.cancel(request_id, False)
+        self.worker_comes_back(worker)
+        self.cancel(request_id, True)
+
+    @rule(request_id=ids)
+    def cancel_meets_the_reply_on_its_way(self, request_id: str) -> None:
+        self.worker_replies(request_id, "on its way")
+        self.cancel(request_id, True)
+        self.reply_passes(request_id)
 
     @rule(seconds=st.sampled_from([1.0, WINDOW / 2, RETAINED, 2 * WINDOW]))
     def time_passes(self, seconds: float) -> None:
@@ -268,5 +303,5 @@ class RoutesMachine(RuleBasedStateMachine):
         assert len(self.table) == len(self.table._tombstones) == len(self.table._remembered._ends) == 0
 
 
-RoutesMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+RoutesMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
 TestRoutes = RoutesMachine.TestCase

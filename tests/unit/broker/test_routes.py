@@ -271,11 +271,25 @@ def test_a_worker_that_comes_back_hears_which_runs_were_given_up() -> None:
     replied(table, C)
     table.lose("w1", 1.0)
     assert table.cancel(C, 2.0) == LOST_AFTER
+    table.returned("w1")
     assert table.adopt(A, "", "w1", 3.0, replied=False, window=WINDOW), "its caller was told ABORTED"
     assert not table.adopt(B, "", "w1", 3.0, replied=True, window=WINDOW)
     assert not table.adopt(C, "", "w1", 3.0, replied=True, window=WINDOW), "its caller was told TOO_LATE"
     assert table.cancel(B, 4.0) == TO_W1, "it can be taken back again"
     assert table.cancel(C, 4.0) == LOST_AFTER
+
+
+def test_a_worker_that_comes_back_is_asked_about_what_it_settled_and_does_not_report() -> None:
+    table = RouteTable()
+    replied(table, A)
+    replied(table, B, worker="w2")
+    table.lose("w1", 1.0)
+    table.lose("w2", 1.0)
+    table.returned("w1")
+    assert table.cancel(A, 2.0) == TO_W1
+    table.answered(A, CancelOutcome.DISCARDED)
+    assert table.cancel(A, 3.0) == DISCARDED
+    assert table.cancel(B, 3.0) == LOST_AFTER
 
 
 def test_a_cancel_whose_forwarding_was_not_answered_is_sent_again_when_the_worker_comes_back() -> None:

@@ -26,6 +26,13 @@ def test_trace_ids_are_deterministic_and_never_used_twice() -> None:
             episode.new_trace(trace_id=taken)
 
 
+def test_a_trace_id_has_at_most_128_bytes() -> None:
+    episode = make_episode()
+    assert episode.new_trace(trace_id="\u00e4" * 64).id == "\u00e4" * 64
+    with pytest.raises(ValueError, match="has 130 bytes, the limit is 128"):
+        episode.new_trace(trace_id="\u00e4" * 65)
+
+
 def test_ids_count_from_zero() -> None:
     episode = make_episode()
     assert [episode.new_trace().id for _ in range(3)] == ["trace-0", "trace-1", "trace-2"]

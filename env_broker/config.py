@@ -1,0 +1,212 @@
+"""The broker's settings: one frozen dataclass, whose fields are the table of flags and variables."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import configargparse
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+VARIABLE_PREFIX: Final = "ENV_BROKER_"
+LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+_LISTS: Final = ("environments",)
+_TYPES: Final = {"max_concurrent": int, "late_cancel_seconds": float}
+"""Of settings whose default is None."""
+
+
+class SettingsError(ValueError):
+    """A setting that cannot be used; the message names flag, value, limit and next step."""
+
+
+class Setting(NamedTuple):
+    """One row of the table of settings."""
+
+    name: str
+    flag: str
+    variable: str
+    default: Any
+    unit: str
+    help: str
+
+
+def _setting(flag: str, default: Any, unit: str, help: str) -> Any:
+    return field(default=default, metadata={"flag": flag, "unit": unit, "help": help})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerSettings:
+    """How a broker runs. SettingsError if a value is out of its range."""
+
+    listen: str = _setting(
+        "--listen", "127.0.0.1:0", "HOST:PORT", "address to serve on; port 0 picks a free one"
+    )
+    workers: int = _setting("--workers", 0, "processes", "local workers to start and keep alive")
+    environments: tuple[str, ...] = _setting(
+        "--env", (), "name",
+        "environment for the local workers to serve, as in env-worker's --env; may be repeated "
+        "(in the variable: separated by commas)",
+    )  # fmt: skip
+    hook: str | None = _setting("--hook", None, "module:attribute", "episode hook of the local workers")
+    max_concurrent: int | None = _setting(
+        "--max-concurrent", None, "runs", "runs that a local worker carries at once; absent: its own default"
+    )
+    late_cancel_seconds: float | None = _setting(
+        "--late-cancel-seconds", None, "s", "the local workers' late-cancel window; absent: their own default"
+    )
+    drain_seconds: float = _setting(
+        "--drain-seconds", 30.0, "s", "after SIGTERM: how long running episodes may take to finish"
+    )
+    linger_seconds: float = _setting(
+        "--linger-seconds", 60.0, "s", "then: how long local workers stay for replies that can be taken back"
+    )
+    kill_seconds: float = _setting(
+        "--kill-seconds", 10.0, "s", "at the end: how long local workers wait for hooks that still run"
+    )
+    max_queue: int = _setting("--max-queue", 1024, "runs", "runs that may wait for a worker")
+    heartbeat_seconds: float = _setting(
+        "--heartbeat-seconds", 1.0, "s", "how often registered workers say that they live"
+    )
+    lease_seconds: float = _setting(
+        "--lease-seconds", 5.0, "s", "after how long without a heartbeat a worker is lost, with its runs"
+    )
+    insecure: bool = _setting(
+        "--insecure", False, "switch", "allow an address beyond loopback: neither encrypted nor authenticated"
+    )
+    log_level: str = _setting("--log-level", "info", "|".join(LOG_LEVELS), "least severe messages to log")
+
+    def __post_init__(self) -> None:
+        self._check_range("workers", 0, 1_000)
+        self._check_range("max_queue", 0, 1_000_000)
+        if self.max_concurrent is not None:
+            self._check_range("max_concurrent", 1, 65_536)
+        if self.late_cancel_seconds is not None:
+            self._check_range("late_cancel_seconds", 0, 86_400)
+        for name in ("drain_seconds", "linger_seconds", "kill_seconds"):
+            self._check_range(name, 0, 86_400)
+        self._check_range("heartbeat_seconds", 0.05, 3_600)
+        self._check_range("lease_seconds", 0.1, 86_400)
+        if self.lease_seconds < 2 * self.heartbeat_seconds:
+            raise SettingsError(
+                f"--lease-seconds is {self.lease_seconds:g}, expected at least twice --heartbeat-seconds, "
+                f"{self.heartbeat_seconds:g}; one late heartbeat must not lose a worker"
+            )
+        host, colon, port = self.listen.rpartition(":")
+        if not (host and colon and port.isascii() and port.isdigit() and int(port) <= 65_535):
+            raise SettingsError(
+                f"--listen is {self.listen!r}, expected HOST:PORT with a port from 0 to 65535, "
+                "e.g. 127.0.0.1:7400"
+            )
+        if not self.loopback and not self.insecure:
+            raise SettingsError(
+                f"--listen is {self.listen}, beyond loopback, where connections would be neither encrypted "
+                "nor authenticated; listen on 127.0.0.1, or add --insecure if the network is trusted"
+            )
+        if self.workers and not self.environments:
+            raise SettingsError(
+                f"--workers is {self.workers}, but no --env says what they serve; add e.g. --env synthetic"
+            )
+        if self.log_level not in LOG_LEVELS:
+            raise SettingsError(f"--log-level is {self.log_level!r}; choose one of {', '.join(LOG_LEVELS)}")
+
+    @classmethod
+    def from_arguments(
+        cls, arguments: Sequence[str], variables: Mapping[str, str] | None = None
+    ) -> BrokerSettings:
+        """Settings from command-line flags, then variables, then defaults. SystemExit on an unknown flag."""
+        environ = dict(os.environ if variables is None else variables)
+        return cls.from_namespace(make_parser().parse_args(list(arguments), env_vars=environ))
+
+    @classmethod
+    def from_namespace(cls, namespace: Any) -> BrokerSettings:
+        """Settings from what `make_parser` parsed."""
+        values = {setting.name: getattr(namespace, setting.name) for setting in settings_table()}
+        for name in _LISTS:
+            parts = [part.strip() for text in values[name] or () for part in text.split(",")]
+            values[name] = tuple(part for part in parts if part)
+        return cls(**values)
+
+    @property
+    def loopback(self) -> bool:
+        """Whether `listen` is an address of this host alone."""
+        host = self.listen.rpartition(":")[0].strip("[]")
+        return host == "localhost" or host == "::1" or host.startswith("127.")
+
+    @property
+    def stop_seconds(self) -> float:
+        """How long a local worker may take to stop."""
+        return self.drain_seconds + self.linger_seconds + self.kill_seconds
+
+    def worker_arguments(self, broker: str) -> tuple[str, ...]:
+        """What local workers are started with, after `env-worker`."""
+        arguments = ["serve", "--listen=127.0.0.1:0", f"--broker={broker}", "--exit-with-stdin"]
+        arguments += [f"--env={name}" for name in self.environments]
+        for name in ("hook", "max_concurrent", "late_cancel_seconds"):
+            if (value := getattr(self, name)) is not None:
+                arguments.append(f"{_flag(name)}={value}")
+        for name in ("drain_seconds", "linger_seconds", "kill_seconds", "log_level"):
+            arguments.append(f"{_flag(name)}={getattr(self, name)}")
+        return tuple(arguments)
+
+    def _check_range(self, name: str, low: float, high: float) -> None:
+        value, flag = getattr(self, name), _flag(name)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
+            raise SettingsError(f"{flag} is {value!r}, expected a number from {low} to {high}")
+        if not low <= value <= high:
+            raise SettingsError(f"{flag} is {value}, expected {low} to {high}; choose a value in that range")
+
+
+def settings_table() -> tuple[Setting, ...]:
+    """Every setting, in the order in which help lists them."""
+    return tuple(
+        Setting(
+            item.name,
+            item.metadata["flag"],
+            VARIABLE_PREFIX + item.metadata["flag"].removeprefix("--").replace("-", "_").upper(),
+            item.default,
+            item.metadata["unit"],
+            item.metadata["help"],
+        )
+        for item in fields(BrokerSettings)
+    )
+
+
+def _add_settings(parser: configargparse.ArgumentParser) -> None:
+    """Add a flag and a variable for every setting."""
+    for setting in settings_table():
+        default = "" if setting.default is None or setting.default == () else f"; default {setting.default}"
+        described: dict[str, Any] = {
+            "dest": setting.name,
+            "env_var": setting.variable,
+            "help": f"{setting.help} [{setting.variable}{default}]".replace("%", "%%"),
+        }
+        if setting.unit == "switch":
+            described["action"] = "store_true"
+        else:
+            described["metavar"] = setting.unit.upper() if setting.unit.islower() else setting.unit
+            described["default"] = setting.default
+            if setting.name in _LISTS:
+                described |= {"action": "append", "default": None}
+            elif setting.name in _TYPES:
+                described["type"] = _TYPES[setting.name]
+            elif isinstance(setting.default, (int, float)):
+                described["type"] = type(setting.default)
+        parser.add_argument(setting.flag, **described)
+
+
+def make_parser(prog: str = "env-broker serve") -> configargparse.ArgumentParser:
+    """The parser that the table makes."""
+    parser = configargparse.ArgumentParser(
+        prog=prog, description="Serve one address in front of many workers.",
+        allow_abbrev=False, add_env_var_help=False,
+    )  # fmt: skip
+    _add_settings(parser)
+    return parser
+
+
+def _flag(name: str) -> str:
+    return next(setting.flag for setting in settings_table() if setting.name == name)

@@ -1,0 +1,209 @@
+"""Which worker a run goes to, and how it waits for one."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final, Protocol
+
+from env_broker.pool import Pool, QueueFullError, Waiter, Waiters, Worker
+from env_broker.status import Refusal, short
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+_RETRY_SECONDS: Final = 1.0
+"""After how long a run that found the queue full should come again."""
+
+
+class Prospects(Protocol):
+    """Workers that have not registered yet."""
+
+    def hopeful(self) -> bool:
+        """Whether one is expected to register soon."""
+
+    def detail(self) -> str:
+        """For people: why none is there. May be empty."""
+
+
+class Dispatcher:
+    """Gives runs slots of workers: the least busy first; what finds none waits, by priority, then in order.
+
+    Args:
+        pool: the registered workers.
+        max_queue: most runs that wait.
+        prospects: workers that may still come.
+    """
+
+    def __init__(self, pool: Pool, *, max_queue: int, prospects: Prospects) -> None:
+        self._pool: Final = pool
+        self._max_queue: Final = max_queue
+        self._prospects: Final = prospects
+        self._waiters: Final[Waiters[asyncio.Future[Worker]]] = Waiters(max_queue)
+        self._waiting: dict[str, Waiter[asyncio.Future[Worker]]] = {}
+        self._closed: Refusal | None = None
+
+    @property
+    def queued(self) -> int:
+        """Runs that wait now."""
+        return len(self._waiters)
+
+    @property
+    def closed(self) -> bool:
+        """Whether every run is refused."""
+        return self._closed is not None
+
+    async def acquire(
+        self,
+        request_id: str,
+        environment: str,
+        *,
+        priority: int = 0,
+        timeout: float | None = None,
+        avoid: Collection[str] = (),
+    ) -> Worker:
+        """A worker with a slot taken for this run, which the caller gives back with `release`.
+
+        Args:
+            environment: empty where the pool serves exactly one.
+            timeout: seconds until the run's deadline; None: it has none.
+            avoid: instances that have refused this run already; they get it only out of the queue.
+
+        Raises:
+            Refusal: DRAINING, QUEUE_FULL, ENVIRONMENT_NOT_FOUND, NO_WORKER_READY, INVALID_REQUEST, DEADLINE,
+                or what `remove` gave.
+        """
+        if self._closed is not None:
+            raise self._closed
+        environment = self._resolve(environment)
+        if (worker := self._pick(environment, avoid)) is not None:
+            self._pool.acquire(worker)
+            return worker
+        if (refusal := self._verdict(environment)) is not None:
+            raise refusal
+        place: asyncio.Future[Worker] = asyncio.get_running_loop().create_future()
+        try:
+            waiter = self._waiters.push(environment, place, priority)
+        except QueueFullError as error:
+            raise Refusal(
+                "QUEUE_FULL",
+                f"{error}, under a new request_id, in {_RETRY_SECONDS:g} s",
+                retry_after=_RETRY_SECONDS,
+                limit=self._max_queue,
+                value=len(self._waiters),
+            ) from None
+        self._waiting[request_id] = waiter
+        try:
+            async with asyncio.timeout(timeout):
+                return await place
+        except TimeoutError:
+            self._give_back(place)
+            raise Refusal(
+                "DEADLINE",
+                f"run {short(request_id)} waited {timeout or 0:.3g} s for a worker, until its deadline; "
+                "allow it more time or add workers",
+                request_id=short(request_id),
+                value=timeout,
+            ) from None
+        except asyncio.CancelledError:
+            self._give_back(place)
+            raise
+        finally:
+            self._waiters.remove(waiter)
+            del self._waiting[request_id]
+
+    def release(self, worker: Worker) -> None:
+        """Give a slot back, and to the first run that waits for it."""
+        self._pool.release(worker)
+        if self._pool.get(worker.instance) is worker:
+            self._fill(worker)
+
+    def remove(self, request_id: str, refusal: Refusal) -> bool:
+        """End a run's wait with `refusal`. False: it does not wait, or has just been given a slot."""
+        waiter = self._waiting.get(request_id)
+        if waiter is None or not self._waiters.remove(waiter) or waiter.value.done():
+            return False
+        waiter.value.set_exception(refusal)
+        return True
+
+    def reconsider(self) -> None:
+        """The pool or its prospects have changed: place what can be placed, end what waits in vain."""
+        for worker in self._pool.workers():
+            self._fill(worker)
+        for request_id, waiter in tuple(self._waiting.items()):
+            if (refusal := self._verdict(waiter.environment)) is not None:
+                self.remove(request_id, refusal)
+
+    def close(self, refusal: Refusal) -> None:
+        """Refuse every run from now on, also those that wait."""
+        self._closed = refusal
+        for request_id in tuple(self._waiting):
+            self.remove(request_id, refusal)
+
+    def serves_elsewhere(self, environment: str, avoid: Collection[str]) -> bool:
+        """Whether a worker other than these serves it, free or not, or may come to."""
+        return self._prospects.hopeful() or any(
+            worker.instance not in avoid
+            and (not worker.environments or environment in ("", *worker.environments))
+            for worker in self._pool.workers()
+            if not worker.draining
+        )
+
+    def _give_back(self, place: asyncio.Future[Worker]) -> None:
+        """The run left at the moment in which it got its slot."""
+        if place.done() and not place.cancelled() and place.exception() is None:
+            self.release(place.result())
+
+    def _fill(self, worker: Worker) -> None:
+        while not worker.draining and worker.busy < worker.slots:
+            # Runs that named no environment wait under the empty name for the only one there is.
+            unnamed = ("",) if len(self._served()) == 1 else ()
+            waiter = self._waiters.pop((*worker.environments, *unnamed))
+            if waiter is None:
+                return
+            if not waiter.value.done():
+                self._pool.acquire(worker)
+                waiter.value.set_result(worker)
+
+    def _pick(self, environment: str, avoid: Collection[str]) -> Worker | None:
+        if not avoid:
+            return self._pool.pick(environment)
+        others = [w for w in self._pool.workers() if w.takes(environment) and w.instance not in avoid]
+        return min(others, key=lambda worker: worker.busy / worker.slots, default=None)
+
+    def _served(self) -> frozenset[str]:
+        return frozenset().union(*(w.environments for w in self._pool.workers() if not w.draining))
+
+    def _resolve(self, environment: str) -> str:
+        served = self._served()
+        return next(iter(served)) if not environment and len(served) == 1 else environment
+
+    def _verdict(self, environment: str) -> Refusal | None:
+        """Why a run of that environment would wait in vain; None where it may wait."""
+        served = self._served()
+        names = ", ".join(sorted(served))
+        if environment in served or (not environment and len(served) == 1):
+            return None
+        if not environment and served:
+            return Refusal(
+                "INVALID_REQUEST",
+                f"environment is empty and {len(served)} are served; name one of: {names}",
+                field="environment",
+                value="",
+            )
+        ready = [worker for worker in self._pool.workers() if not worker.draining]
+        if self._prospects.hopeful() or any(not worker.environments for worker in ready):
+            return None
+        if ready:
+            return Refusal(
+                "ENVIRONMENT_NOT_FOUND",
+                f"no worker serves environment {environment[:128]!r}; there are: {names}",
+                field="environment",
+                value=environment,
+            )
+        detail = self._prospects.detail()
+        return Refusal(
+            "NO_WORKER_READY",
+            f"{len(self._pool)} workers are registered and none takes runs; send the run again when Health "
+            "says SERVING" + (f" ({detail})" if detail else ""),
+            value=len(self._pool),
+        )

@@ -1,0 +1,104 @@
+"""The broker's way to one worker: a channel, and what is under way on it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Protocol
+
+import grpc.aio
+from envtrio.v1 import env_service_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from envtrio.v1.env_service_pb2 import CancelRequest, CancelResponse, EnvironmentDescription
+
+    from env_broker.pool import Worker
+
+MEBIBYTE: Final = 1024 * 1024
+MAX_MESSAGE_BYTES: Final = 64 * MEBIBYTE
+"""Most bytes of one message's payload, on every hop."""
+
+SIZE_OPTIONS: Final = (
+    # Receivers allow 1 MiB more, for envelopes.
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES + MEBIBYTE),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES + MEBIBYTE),
+)
+
+_CHANNEL_OPTIONS: Final = (
+    *SIZE_OPTIONS,
+    ("grpc.keepalive_time_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.enable_http_proxy", 0),
+    # A worker that came back at its old address gets a connection of its own, not a broken one's backoff.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+)
+
+
+class Leg(Protocol):
+    """Something under way at a worker that must end when the worker is lost."""
+
+    def worker_lost(self) -> None:
+        """The worker is lost. Called once, synchronously."""
+
+
+class WorkerLink:
+    """One registered worker: its place in the pool, its channel, the legs on it.
+
+    Args:
+        worker: its place in the pool.
+        local_slot: which of the broker's own workers it is; empty for any other.
+        descriptions: what it says of its environments.
+    """
+
+    def __init__(
+        self, worker: Worker, *, local_slot: str = "", descriptions: Sequence[EnvironmentDescription] = ()
+    ) -> None:
+        self.worker: Final = worker
+        self.local_slot: Final = local_slot
+        self.descriptions = tuple(descriptions)
+        self.lost = False
+        self.legs: Final[set[Leg]] = set()
+        self.address: Final = worker.address
+        self._channel: Final = grpc.aio.insecure_channel(worker.address, options=_CHANNEL_OPTIONS)
+        # No (de)serializers: what a worker streams is never decoded here.
+        self._run: Final[grpc.aio.UnaryStreamMultiCallable[bytes, bytes]] = self._channel.unary_stream(
+            "/envtrio.v1.EnvService/Run"
+        )
+        self._cancel: Final[grpc.aio.UnaryUnaryMultiCallable[CancelRequest, CancelResponse]] = (
+            self._channel.unary_unary(
+                "/envtrio.v1.EnvService/Cancel",
+                request_serializer=env_service_pb2.CancelRequest.SerializeToString,
+                response_deserializer=env_service_pb2.CancelResponse.FromString,
+            )
+        )
+
+    @property
+    def name(self) -> str:
+        """The worker as messages and logs name it."""
+        return f"{self.worker.instance[:8]} at {self.address}"
+
+    @property
+    def ready(self) -> bool:
+        """Whether it takes runs, at once or when a slot is free."""
+        return bool(self.worker.environments) and not self.worker.draining
+
+    def run(self, request: bytes, timeout: float | None) -> grpc.aio.UnaryStreamCall[bytes, bytes]:
+        """Start a run with the request's bytes; `timeout` in seconds. The caller cancels the call."""
+        return self._run(request, timeout=timeout)
+
+    def cancel(self, request: CancelRequest) -> grpc.aio.UnaryUnaryCall[CancelRequest, CancelResponse]:
+        """Send a Cancel."""
+        return self._cancel(request)
+
+    def lose(self) -> None:
+        """The worker is lost: end every leg. Synchronous; `close` follows."""
+        self.lost = True
+        for leg in tuple(self.legs):
+            leg.worker_lost()
+
+    async def close(self) -> None:
+        """Close the channel."""
+        await self._channel.close()

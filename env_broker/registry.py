@@ -1,0 +1,269 @@
+"""Workers join and leave: leases, heartbeats, and the runs that are given up with a lost worker."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from typing import TYPE_CHECKING, Any, Final
+
+from envtrio.v1 import registry_service_pb2
+from envtrio.v1.registry_service_pb2_grpc import RegistryServiceServicer
+
+from env_broker.clock import Clock, within
+from env_broker.given_up import GivenUp
+from env_broker.hello import Hello, check_environments, check_hello
+from env_broker.link import WorkerLink
+from env_broker.pool import PoolFullError
+from env_broker.route import RoutesFullError
+from env_broker.status import Refusal, short
+from env_broker.tasks import first_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from envtrio.v1.registry_service_pb2 import RegisterRequest, RegisterResponse, WorkerHeartbeat
+    from grpc.aio import ServicerContext
+
+    from env_broker.cancel import Canceller
+    from env_broker.pool import Pool, Worker
+    from env_broker.routes import RouteTable
+    from env_broker.tasks import Errands
+
+    Context = ServicerContext[RegisterRequest, RegisterResponse]
+
+log = logging.getLogger(__name__)
+
+
+_STOPPED: Final = "it has stopped"
+
+
+class Registration:
+    """One lease: ends when its stream does, when it expires, or when somebody else ends it."""
+
+    def __init__(self, lease: str) -> None:
+        self.lease: Final = lease
+        self._over: Final = asyncio.Event()
+        self._refusal = Refusal("LEASE_EXPIRED", f"lease {short(lease)} is over; register again")
+
+    def end(self, refusal: Refusal) -> None:
+        """End it with a status."""
+        self._refusal = refusal
+        self._over.set()
+
+    async def over(self) -> None:
+        """Raises the Refusal with which it was ended."""
+        await self._over.wait()
+        raise self._refusal
+
+
+class Registry(RegistryServiceServicer):
+    """RegistryService: the pool's door.
+
+    Args:
+        links: instance -> link of every registered worker; changed here only.
+        on_change: called after the pool has changed.
+        on_local: called with slot and instance of a local worker that registered.
+    """
+
+    def __init__(
+        self,
+        *,
+        pool: Pool,
+        routes: RouteTable,
+        links: dict[str, WorkerLink],
+        canceller: Canceller,
+        errands: Errands,
+        clock: Clock,
+        instance: str,
+        heartbeat_seconds: float,
+        lease_seconds: float,
+        on_change: Callable[[], None],
+        on_local: Callable[[str, str], None],
+    ) -> None:
+        self._pool: Final = pool
+        self._routes: Final = routes
+        self._links: Final = links
+        self._canceller: Final = canceller
+        self._errands: Final = errands
+        self._clock: Final = clock
+        self._instance: Final = instance
+        self._heartbeat_seconds: Final = heartbeat_seconds
+        self._lease_seconds: Final = lease_seconds
+        self._on_change: Final = on_change
+        self._on_local: Final = on_local
+        self._registrations: dict[str, Registration] = {}
+        self._given_up: Final = GivenUp()
+
+    async def Register(  # type: ignore[override]  # the stubs do not know grpc.aio's reader-writer API
+        self, request_iterator: AsyncIterator[RegisterRequest], context: Context
+    ) -> None:
+        """As in registry_service.proto."""
+        try:
+            await self._serve(context)
+        except Refusal as refusal:
+            await refusal.abort(context)
+
+    def close(self, refusal: Refusal) -> None:
+        """End every lease with `refusal`: the broker stops."""
+        for registration in tuple(self._registrations.values()):
+            registration.end(refusal)
+
+    async def _serve(self, context: Context) -> None:
+        try:
+            first = await within(self._clock, self._lease_seconds, _read(context))
+        except TimeoutError:
+            first = None
+        if first is None or first.WhichOneof("frame") != "hello":
+            raise Refusal("INVALID_REQUEST", "the first frame must be hello; send it at once", field="hello")
+        hello = check_hello(first.hello)
+        registration = Registration(uuid.uuid4().hex)
+        worker = self._add(hello, registration)
+        cause = "its stream broke"
+        try:
+            self._adopt(hello)
+            await context.write(self._registered(hello.instance, registration.lease))
+            self._on_change()
+            await first_of(
+                self._frames(context, worker, registration), self._expiry(worker), registration.over()
+            )
+            cause = _STOPPED
+        except Refusal as refusal:
+            cause = refusal.message
+            raise
+        finally:
+            if self._registrations.get(hello.instance) is registration:
+                self._pool.remove(hello.instance, registration.lease)
+                self._drop(worker, cause)
+
+    def _add(self, hello: Hello, registration: Registration) -> Worker:
+        names = [environment.name for environment in hello.environments]
+        known = self._links.get(hello.instance)
+        if known is not None and known.address != hello.address:
+            # Its runs' streams are where it was.
+            self._pool.remove(hello.instance, known.worker.lease)
+            self._drop(known.worker, f"it moved to {hello.address}")
+        try:
+            displaced = self._pool.add(
+                hello.instance,
+                registration.lease,
+                hello.address,
+                names,
+                hello.slots,
+                hello.late_cancel_seconds,
+                self._clock.now(),
+            )
+        except PoolFullError as error:
+            raise Refusal("TABLE_FULL", str(error), retry_after=self._lease_seconds) from None
+        if displaced is not None:
+            self._drop(displaced, "another process has its address")
+        if (older := self._registrations.get(hello.instance)) is not None:
+            older.end(Refusal("LEASE_EXPIRED", f"worker {short(hello.instance)} has registered again"))
+        self._registrations[hello.instance] = registration
+        worker = self._pool.get(hello.instance)
+        if worker is None:
+            raise RuntimeError(f"worker {short(hello.instance)} is not in the pool that it was added to")
+        link = self._links.get(hello.instance)
+        if link is None:
+            link = self._links[hello.instance] = WorkerLink(worker, local_slot=hello.local_slot)
+        link.descriptions = hello.environments
+        self._routes.window = max(self._routes.window, hello.late_cancel_seconds)
+        if hello.local_slot:
+            self._on_local(hello.local_slot, hello.instance)
+        log.info("worker=%s registered slots=%d environments=%s", link.name, hello.slots, ",".join(names))
+        return worker
+
+    def _adopt(self, hello: Hello) -> None:
+        """Learn where the worker's runs are, and send it the cancels that waited for them."""
+        window = max(self._pool.late_cancel_seconds, hello.late_cancel_seconds)
+        self._routes.returned(hello.instance)
+        for run in hello.held_runs:
+            replied = run.state == registry_service_pb2.HELD_RUN_STATE_REPLIED
+            try:
+                due = self._routes.adopt(
+                    run.request_id,
+                    run.session_id,
+                    hello.instance,
+                    self._clock.now(),
+                    replied=replied,
+                    window=window,
+                )
+            except RoutesFullError as error:
+                raise Refusal("TABLE_FULL", str(error), retry_after=self._lease_seconds) from None
+            if due:
+                self._canceller.tell_worker(hello.instance, run.request_id, "remembered at the broker")
+
+    def _registered(self, instance: str, lease: str) -> RegisterResponse:
+        return registry_service_pb2.RegisterResponse(
+            registered=registry_service_pb2.Registered(
+                lease=lease,
+                heartbeat_seconds=self._heartbeat_seconds,
+                lease_seconds=self._lease_seconds,
+                given_up=self._given_up.of(instance),
+                broker_instance=self._instance,
+            )
+        )
+
+    async def _frames(self, context: Context, worker: Worker, registration: Registration) -> None:
+        """Answer frames until the worker ends its side."""
+        while (frame := await _read(context)) is not None:
+            kind = frame.WhichOneof("frame")
+            if kind == "heartbeat":
+                self._beat(frame.heartbeat, worker, registration)
+                ack = registry_service_pb2.HeartbeatAck(seq=frame.heartbeat.seq)
+                await context.write(registry_service_pb2.RegisterResponse(heartbeat_ack=ack))
+            elif kind == "given_up_ack":
+                self._given_up.acknowledge(worker.instance, frame.given_up_ack.request_ids)
+            elif kind == "hello":
+                raise Refusal(
+                    "INVALID_REQUEST", "hello came twice; register again on a new stream", field="hello"
+                )
+            # Another kind is a later version's, and no sign of life.
+
+    def _beat(self, beat: WorkerHeartbeat, worker: Worker, registration: Registration) -> None:
+        environments = check_environments(beat.environments)
+        names = [environment.name for environment in environments] or None
+        if not self._pool.heartbeat(
+            worker.instance, registration.lease, self._clock.now(), environments=names
+        ):
+            raise Refusal("LEASE_EXPIRED", f"lease {short(registration.lease)} is over; register again")
+        changed = bool(environments) or (beat.draining and not worker.draining)
+        if environments:
+            self._links[worker.instance].descriptions = environments
+        if beat.draining:
+            self._pool.drain(worker.instance)
+        if changed:
+            self._on_change()
+
+    async def _expiry(self, worker: Worker) -> None:
+        """Raises LEASE_EXPIRED once no heartbeat has come for too long."""
+        while (left := worker.lease_ends - self._clock.now()) > 0:
+            await self._clock.sleep(left)
+            if self._clock.now() > worker.lease_ends + self._heartbeat_seconds:
+                # It was this broker that stood still: hear first what has come meanwhile.
+                await self._clock.sleep(self._heartbeat_seconds)
+        raise Refusal(
+            "LEASE_EXPIRED",
+            f"no heartbeat of worker {short(worker.instance)} for {self._lease_seconds:g} s; register again",
+            limit=f"{self._lease_seconds:g} s",
+        )
+
+    def _drop(self, worker: Worker, cause: str) -> None:
+        """The worker has left the pool: its runs are given up, and their callers hear of it."""
+        registration = self._registrations.pop(worker.instance, None)
+        if registration is not None:
+            registration.end(Refusal("LEASE_EXPIRED", f"worker {short(worker.instance)} left: {cause}"))
+        given_up = self._routes.lose(worker.instance, self._clock.now())
+        self._given_up.add(worker.instance, given_up)
+        link = self._links.pop(worker.instance)
+        link.lose()
+        self._errands.start(link.close(), f"close {link.name}")
+        level = logging.INFO if cause == _STOPPED and not given_up else logging.WARNING
+        log.log(level, "worker=%s left, runs given up=%d, reason=%s", link.name, len(given_up), cause)
+        self._on_change()
+
+
+async def _read(context: Context) -> RegisterRequest | None:
+    """The next frame; None at the end."""
+    frame: Any = await context.read()
+    return frame if isinstance(frame, registry_service_pb2.RegisterRequest) else None

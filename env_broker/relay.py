@@ -1,0 +1,290 @@
+"""One run through the broker: placed on a worker, its bytes passed to the client as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from typing import TYPE_CHECKING, Final, Protocol
+
+import grpc.aio
+
+from env_broker.cancel import PassedOn, cancel_requested
+from env_broker.link import MAX_MESSAGE_BYTES, Leg
+from env_broker.route import DuplicateRouteError, InvalidRequestIdError, RoutesFullError
+from env_broker.status import BEFORE_ADMISSION, Refusal, error_reason, short
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from envtrio.v1.env_service_pb2 import RunRequest
+
+    from env_broker.cancel import Canceller
+    from env_broker.clock import Clock
+    from env_broker.dispatch import Dispatcher
+    from env_broker.link import WorkerLink
+    from env_broker.pool import Pool
+    from env_broker.routes import RouteTable
+
+log = logging.getLogger(__name__)
+
+MAX_PLACEMENTS: Final = 3
+"""Workers that a run is offered to: one that refused it before admission, and two more."""
+
+_SIZES: Final = re.compile(r"\((\d+) vs\. (\d+)\)")
+
+
+class ClientHop(Protocol):
+    """What a run knows of its caller."""
+
+    async def admitted(self) -> None:
+        """Tell the caller that a worker has admitted the run."""
+
+    async def send(self, message: bytes) -> None:
+        """Return when the message was written. Raises what the transport raises when the hop broke."""
+
+    def time_remaining(self) -> float | None:
+        """Seconds until the caller's deadline; None without one."""
+
+
+class _Declined(Exception):
+    """A worker refused the run before it admitted it."""
+
+    def __init__(self, error: grpc.aio.AioRpcError, reason: str) -> None:
+        super().__init__(reason)
+        self.error: Final = error
+        self.reason: Final = reason
+
+
+class _RunLeg(Leg):
+    """A run's call to its worker."""
+
+    def __init__(self, call: grpc.aio.UnaryStreamCall[bytes, bytes]) -> None:
+        self.call: Final = call
+        self.stopped: Refusal | None = None
+        self.lost = False
+
+    def worker_lost(self) -> None:
+        self.lost = True
+        self.call.cancel()
+
+    def stop(self, refusal: Refusal) -> None:
+        """End the run with `refusal`: the broker stops."""
+        self.stopped = refusal
+        self.call.cancel()
+
+
+class Relay:
+    """Carries runs.
+
+    Args:
+        post_mortem: by slot and instance, how a local worker ended and what it logged last.
+    """
+
+    def __init__(
+        self,
+        *,
+        routes: RouteTable,
+        links: Mapping[str, WorkerLink],
+        pool: Pool,
+        dispatcher: Dispatcher,
+        canceller: Canceller,
+        clock: Clock,
+        post_mortem: Callable[[str, str], Awaitable[str]],
+    ) -> None:
+        self._routes: Final = routes
+        self._links: Final = links
+        self._pool: Final = pool
+        self._dispatcher: Final = dispatcher
+        self._canceller: Final = canceller
+        self._clock: Final = clock
+        self._post_mortem: Final = post_mortem
+        self._legs: Final[set[_RunLeg]] = set()
+        self._carried = 0
+        self._idle: Final = asyncio.Event()
+        self._idle.set()
+
+    async def carry(self, request: RunRequest, data: bytes, hop: ClientHop) -> None:
+        """Run one request, whose bytes are `data`. Returning means status OK.
+
+        Raises:
+            Refusal: the broker's own status.
+            PassedOn: the worker's status.
+        """
+        request_id = request.request_id
+        self._enter(request_id, request.session_id)
+        self._carried += 1
+        self._idle.clear()
+        try:
+            await self._place(request, data, hop)
+        finally:
+            self._routes.ended(request_id, self._clock.now())
+            self._carried -= 1
+            if not self._carried:
+                self._idle.set()
+
+    async def idle(self) -> None:
+        """Return once no run is carried, queued ones included."""
+        await self._idle.wait()
+
+    def stop(self, refusal: Refusal) -> None:
+        """End every run that has a worker; their workers are told."""
+        for leg in tuple(self._legs):
+            leg.stop(refusal)
+
+    def _enter(self, request_id: str, session_id: str) -> None:
+        try:
+            fresh = self._routes.queue(request_id, session_id, self._clock.now())
+        except InvalidRequestIdError as error:
+            raise Refusal("INVALID_REQUEST_ID", str(error), field="request_id") from None
+        except DuplicateRouteError as error:
+            raise Refusal("DUPLICATE_REQUEST_ID", str(error), request_id=short(request_id)) from None
+        except RoutesFullError as error:
+            raise Refusal("TABLE_FULL", str(error), retry_after=1.0) from None
+        if not fresh:
+            raise cancel_requested(request_id)
+
+    async def _place(self, request: RunRequest, data: bytes, hop: ClientHop) -> None:
+        request_id, tried = request.request_id, set[str]()
+        for placement in range(1, MAX_PLACEMENTS + 1):
+            try:
+                worker = await self._dispatcher.acquire(
+                    request_id,
+                    request.environment,
+                    priority=request.priority,
+                    timeout=hop.time_remaining(),
+                    avoid=tried,
+                )
+            except Refusal as refusal:
+                # It had no effect anywhere, so its id stays free. A cancelled run's id does not.
+                if refusal.reason != "CANCEL_REQUESTED":
+                    self._routes.withdraw(request_id, self._clock.now())
+                raise
+            try:
+                link = self._links.get(worker.instance)
+                if link is None:
+                    continue  # it was lost in the moment in which the run got its slot
+                if not self._routes.place(request_id, worker.instance):
+                    raise cancel_requested(request_id)
+                return await self._relay(link, request_id, data, hop)
+            except _Declined as declined:
+                tried.add(worker.instance)
+                if declined.reason == "DRAINING":
+                    self._pool.drain(worker.instance)
+                log.info(
+                    "run=%s worker=%s declined reason=%s",
+                    short(request_id),
+                    short(worker.instance),
+                    declined.reason,
+                )
+                elsewhere = self._dispatcher.serves_elsewhere(request.environment, tried)
+                if placement == MAX_PLACEMENTS or not elsewhere:
+                    if declined.reason == "NOT_ADMITTED":
+                        self._routes.withdraw(request_id, self._clock.now())
+                    raise PassedOn(declined.error) from None
+                if not self._routes.unplace(request_id, self._clock.now()):
+                    raise cancel_requested(request_id) from None
+            finally:
+                self._dispatcher.release(worker)
+        self._routes.withdraw(request_id, self._clock.now())
+        raise Refusal(
+            "NOT_ADMITTED",
+            f"{MAX_PLACEMENTS} workers were lost before run {short(request_id)} reached one; send it again",
+            limit=MAX_PLACEMENTS,
+            request_id=short(request_id),
+        )
+
+    async def _relay(self, link: WorkerLink, request_id: str, data: bytes, hop: ClientHop) -> None:
+        leg = _RunLeg(link.run(data, hop.time_remaining()))
+        self._legs.add(leg)
+        link.legs.add(leg)
+        settled = relayed = False
+        try:
+            await leg.call.initial_metadata()
+            if not leg.call.done():  # else it is a refusal without initial metadata
+                await hop.admitted()
+            # At most one message in flight: while the client does not read, nothing is read from the worker.
+            while isinstance(message := await leg.call.read(), bytes):
+                await hop.send(message)
+                relayed = True
+            settled = True
+            if not self._routes.replied(request_id, self._clock.now(), self._window(link)):
+                raise await self._overruled(link, request_id)
+        except grpc.aio.AioRpcError as error:
+            reason = error_reason(tuple(error.trailing_metadata() or ()))
+            settled = reason is not None
+            if reason == "DUPLICATE_REQUEST_ID":
+                # The worker knows the id from elsewhere: cancels must still find that run.
+                self._routes.cut(request_id, self._clock.now(), self._window(link))
+            if reason in BEFORE_ADMISSION and not relayed and reason is not None:
+                raise _Declined(error, reason) from None
+            if settled:
+                raise PassedOn(error) from None
+            raise await self._translated(error, link, request_id) from None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise  # the client's hop broke, or its deadline passed
+            if leg.stopped is not None:
+                raise leg.stopped from None
+            raise await self._lost(link, request_id, "was lost") from None
+        finally:
+            self._legs.discard(leg)
+            link.legs.discard(leg)
+            leg.call.cancel()
+            # Whatever ended the run here, its worker may count it as running, or its reply as delivered.
+            if not settled and not leg.lost:
+                self._routes.cut(request_id, self._clock.now(), self._window(link))
+                self._canceller.tell(request_id, "the stream broke at the broker")
+
+    def _window(self, link: WorkerLink) -> float:
+        return max(self._pool.late_cancel_seconds, link.worker.late_cancel_seconds)
+
+    async def _overruled(self, link: WorkerLink, request_id: str) -> Refusal:
+        """The worker said OK, but the run had been cancelled, or given up with its worker."""
+        if link.lost:
+            return await self._lost(link, request_id, "was lost")
+        # It was answered ABORTED here while the worker did not know it yet, or DISCARDED: make sure of it.
+        self._canceller.tell_worker(link.worker.instance, request_id, "cancelled before its reply")
+        return cancel_requested(request_id)
+
+    async def _lost(self, link: WorkerLink, request_id: str, what: str) -> Refusal:
+        detail = await self._post_mortem(link.local_slot, link.worker.instance) if link.local_slot else ""
+        return Refusal(
+            "WORKER_LOST",
+            f"worker {link.name} {what} while it had run {short(request_id)}, which may have had effects; "
+            "send it again under a new request_id if that does no harm" + (f". {detail}" if detail else ""),
+            worker=link.name,
+            request_id=short(request_id),
+        )
+
+    async def _translated(self, error: grpc.aio.AioRpcError, link: WorkerLink, request_id: str) -> Refusal:
+        """gRPC made this status, not the worker: say in the contract's words what it means."""
+        code, details = error.code(), error.details() or ""
+        if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            sizes = _SIZES.search(details)
+            value = sizes[1] if sizes else "an unknown number of"
+            return Refusal(
+                "MESSAGE_TOO_LARGE",
+                f"a message of run {short(request_id)} from worker {link.name} has {value} bytes, the limit "
+                f"of DeltaStream is {MAX_MESSAGE_BYTES}; make the environment's nodes smaller",
+                field="DeltaStream",
+                value=value,
+                limit=MAX_MESSAGE_BYTES,
+                request_id=short(request_id),
+            )
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return Refusal(
+                "DEADLINE",
+                f"run {short(request_id)} reached its deadline; allow it more time",
+                request_id=short(request_id),
+            )
+        if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+            return await self._lost(link, request_id, f"broke the connection ({details[:200]})")
+        return Refusal(
+            "INTERNAL",
+            f"worker {link.name} ended run {short(request_id)} with {code.name} ({details[:500]}) and no "
+            "reason; read the worker's log",
+            worker=link.name,
+            request_id=short(request_id),
+        )

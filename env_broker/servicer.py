@@ -1,0 +1,224 @@
+"""EnvService and PoolService on a broker: from gRPC calls to the relay, the cancels and back."""
+
+from __future__ import annotations
+
+import logging
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import grpc
+from envtrio.v1 import env_service_pb2
+from envtrio.v1.pool_service_pb2_grpc import PoolServiceServicer
+from google.protobuf.message import DecodeError
+
+from env_broker.cancel import PassedOn
+from env_broker.hello import PROTOCOL_GENERATION, check_generation
+from env_broker.link import MAX_MESSAGE_BYTES, MEBIBYTE
+from env_broker.status import Refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from envtrio.v1.env_service_pb2 import CancelRequest, CancelResponse, DescribeRequest, DescribeResponse
+    from envtrio.v1.pool_service_pb2 import WatchPoolRequest, WatchPoolResponse
+    from grpc.aio import ServicerContext
+
+    from env_broker.cancel import Canceller
+    from env_broker.link import WorkerLink
+    from env_broker.pool import Pool
+    from env_broker.relay import Relay
+    from env_broker.routes import RouteTable
+
+log = logging.getLogger(__name__)
+
+SERVICE: Final = "envtrio.v1.EnvService"
+VERSION: Final = version("envtrio")
+
+_MAX_CAUSE_BYTES: Final = 256
+
+
+class HopBrokenError(Exception):
+    """The stream to the client is broken."""
+
+
+class ContextHop:
+    """A gRPC handler's context, as the relay's way to the client."""
+
+    def __init__(self, context: ServicerContext[bytes, bytes]) -> None:
+        self._context: Final = context
+        self._admitted = False
+
+    async def admitted(self) -> None:
+        """As in ClientHop; once, although a run may be offered to several workers."""
+        if not self._admitted:
+            self._admitted = True
+            await self._context.send_initial_metadata(())
+
+    async def send(self, message: bytes) -> None:
+        """As in ClientHop. HopBrokenError if it cannot be written: what gRPC raises then is not public."""
+        try:
+            await self._context.write(message)
+        except Exception as error:
+            raise HopBrokenError(str(error)) from error
+
+    def time_remaining(self) -> float | None:
+        """As in ClientHop."""
+        return self._context.time_remaining()
+
+
+class EnvServicer:
+    """EnvService, as generic handlers: what Run streams is bytes, never decoded and never encoded here."""
+
+    def __init__(
+        self,
+        *,
+        relay: Relay,
+        canceller: Canceller,
+        pool: Pool,
+        routes: RouteTable,
+        links: Mapping[str, WorkerLink],
+        instance: str,
+        max_queue: int,
+    ) -> None:
+        self._relay: Final = relay
+        self._canceller: Final = canceller
+        self._pool: Final = pool
+        self._routes: Final = routes
+        self._links: Final = links
+        self._instance: Final = instance
+        self._max_queue: Final = max_queue
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """What to add to a server."""
+        messages = env_service_pb2
+        return grpc.method_handlers_generic_handler(
+            SERVICE,
+            {
+                "Run": grpc.unary_stream_rpc_method_handler(self.run),
+                "Cancel": grpc.unary_unary_rpc_method_handler(
+                    self.cancel,
+                    messages.CancelRequest.FromString,
+                    messages.CancelResponse.SerializeToString,
+                ),
+                "Describe": grpc.unary_unary_rpc_method_handler(
+                    self.describe,
+                    messages.DescribeRequest.FromString,
+                    messages.DescribeResponse.SerializeToString,
+                ),
+                "Session": grpc.stream_stream_rpc_method_handler(
+                    self.session,
+                    messages.SessionRequest.FromString,
+                    messages.SessionResponse.SerializeToString,
+                ),
+            },
+        )
+
+    async def run(self, data: bytes, context: ServicerContext[bytes, bytes]) -> None:
+        """Run, see env_service.proto. The request's bytes go on as they came."""
+        try:
+            await self._relay.carry(_read_request(data), data, ContextHop(context))
+        except (Refusal, PassedOn) as error:
+            await _abort(context, error)
+        except HopBrokenError as error:
+            # Nobody is there to hear of it, and the relay has told the worker.
+            log.info("reason=CALLER_LOST %s", error)
+
+    async def cancel(
+        self, request: CancelRequest, context: ServicerContext[CancelRequest, CancelResponse]
+    ) -> CancelResponse:
+        """Cancel, see env_service.proto."""
+        try:
+            check_generation(request.protocol_generation)
+            if (size := len(request.cause.encode())) > _MAX_CAUSE_BYTES:
+                raise Refusal(
+                    "INVALID_REQUEST",
+                    f"cause has {size} bytes, the limit is {_MAX_CAUSE_BYTES}; make it shorter",
+                    field="cause",
+                    value=size,
+                    limit=_MAX_CAUSE_BYTES,
+                )
+            return await self._canceller.cancel(request.request_id, request.cause)
+        except (Refusal, PassedOn) as error:
+            await _abort(context, error)
+
+    async def describe(
+        self, request: DescribeRequest, context: ServicerContext[DescribeRequest, DescribeResponse]
+    ) -> DescribeResponse:
+        """Describe, see env_service.proto."""
+        try:
+            check_generation(request.protocol_generation)
+        except Refusal as refusal:
+            await _abort(context, refusal)
+        ready = [link for link in self._links.values() if link.ready]
+        described = {item.name: item for link in reversed(ready) for item in link.descriptions}
+        return env_service_pb2.DescribeResponse(
+            protocol_generation=PROTOCOL_GENERATION,
+            version=VERSION,
+            role="broker",
+            instance=self._instance,
+            environments=[described[name] for name in sorted(described)],
+            limits=env_service_pb2.Limits(
+                max_message_bytes=MAX_MESSAGE_BYTES,
+                delta_target_bytes=MEBIBYTE,
+                max_concurrent_runs=sum(link.worker.slots for link in ready),
+                max_queued_runs=self._max_queue,
+            ),
+            late_cancel_seconds=self._pool.late_cancel_seconds if len(self._pool) else self._routes.window,
+            ready_workers=len(ready),
+        )
+
+    async def session(self, _: object, context: ServicerContext[Any, Any]) -> None:
+        """Session is not offered."""
+        await _abort(
+            context,
+            Refusal(
+                "NOT_OFFERED",
+                "this broker has no sessions; use Run and Cancel, the late-cancel window decides",
+                capability="sessions",
+            ),
+        )
+
+
+class PoolServicer(PoolServiceServicer):
+    """PoolService, which is not offered."""
+
+    async def WatchPool(  # type: ignore[override]  # the stubs do not know grpc.aio's reader-writer API
+        self, request: WatchPoolRequest, context: ServicerContext[WatchPoolRequest, WatchPoolResponse]
+    ) -> None:
+        """Not offered."""
+        await _abort(
+            context,
+            Refusal(
+                "NOT_OFFERED",
+                "this broker has no view of its pool; ask Describe for its ready workers",
+                capability="pool-view",
+            ),
+        )
+
+
+def _read_request(data: bytes) -> env_service_pb2.RunRequest:
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise Refusal(
+            "MESSAGE_TOO_LARGE",
+            f"RunRequest has {len(data)} bytes, the limit is {MAX_MESSAGE_BYTES}; make task_json smaller",
+            field="task_json",
+            value=len(data),
+            limit=MAX_MESSAGE_BYTES,
+        )
+    try:
+        request = env_service_pb2.RunRequest.FromString(data)
+    except DecodeError as error:
+        raise Refusal(
+            "INVALID_REQUEST", f"RunRequest cannot be decoded ({error}); use the stubs of envtrio.v1"
+        ) from None
+    check_generation(request.protocol_generation)
+    return request
+
+
+async def _abort(context: ServicerContext[Any, Any], error: Refusal | PassedOn) -> NoReturn:
+    if isinstance(error, Refusal):
+        log.info("reason=%s %s", error.reason, error.message)
+        await error.abort(context)
+    status = error.error
+    # The raw Metadata object would become UNKNOWN at the client.
+    await context.abort(status.code(), status.details() or "", tuple(status.trailing_metadata() or ()))

@@ -1,0 +1,91 @@
+"""A broker in this process, and a client of it that sees bytes as they come."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from envtrio.v1 import delta_pb2, env_service_pb2
+
+from env_broker.config import BrokerSettings
+from env_broker.server import BrokerServer
+from tests.helpers.stub_client import OPTIONS, reason_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from env_broker.clock import Clock
+
+
+class RawClient:
+    """Calls a broker with bytes, so that what comes is seen as it came."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._run = channel.unary_stream("/envtrio.v1.EnvService/Run")
+        self._cancel = channel.unary_unary(
+            "/envtrio.v1.EnvService/Cancel",
+            request_serializer=env_service_pb2.CancelRequest.SerializeToString,
+            response_deserializer=env_service_pb2.CancelResponse.FromString,
+        )
+
+    def run_bytes(self, data: bytes, *, timeout: float = 20.0) -> Any:
+        """The call of a Run whose request is `data`."""
+        return self._run(data, timeout=timeout)
+
+    def start(self, request_id: str, *, timeout: float = 20.0, **fields: Any) -> Any:
+        return self.run_bytes(run_request(request_id, **fields), timeout=timeout)
+
+    async def read_all(self, call: Any) -> tuple[list[bytes], str, str]:
+        """Messages, code and reason."""
+        messages: list[bytes] = []
+        try:
+            while isinstance(message := await call.read(), bytes):
+                messages.append(message)
+        except grpc.aio.AioRpcError as error:
+            return messages, error.code().name, reason_of(error)
+        return messages, "OK", ""
+
+    async def run(self, request_id: str, **fields: Any) -> tuple[list[bytes], str, str]:
+        return await self.read_all(self.start(request_id, **fields))
+
+    async def cancel(self, request_id: str) -> str:
+        message = env_service_pb2.CancelRequest(request_id=request_id, protocol_generation=1, cause="a test")
+        try:
+            answer = await self._cancel(message, timeout=20)
+        except grpc.aio.AioRpcError as error:
+            return f"{error.code().name} {reason_of(error)}"
+        outcome = env_service_pb2.CancelOutcome.Name(answer.outcome).removeprefix("CANCEL_OUTCOME_")
+        return outcome + (" WORKER_LOST" if answer.reason else "")
+
+
+def run_request(request_id: str, **fields: Any) -> bytes:
+    values = {"protocol_generation": 1, "environment": "scripted", "task_json": "{}", **fields}
+    return env_service_pb2.RunRequest(request_id=request_id, **values).SerializeToString()
+
+
+@asynccontextmanager
+async def connected(
+    clock: Clock | None = None, **settings: Any
+) -> AsyncIterator[tuple[BrokerServer, RawClient]]:
+    """A broker with these settings that gives no time to running runs when it stops, and its client."""
+    options = {"drain_seconds": 0.0, **settings}
+    async with (
+        BrokerServer(BrokerSettings(**options), clock=clock) as broker,
+        grpc.aio.insecure_channel(broker.address, options=OPTIONS) as channel,
+    ):
+        yield broker, RawClient(channel)
+
+
+def message(text: str) -> bytes:
+    """A DeltaStream behind a field that nobody knows: a hop that decoded it would change its order."""
+    known = delta_pb2.DeltaStream(deltas=[delta_pb2.TraceDelta(trace_id=text)])
+    return b"\xba\x3e\x03abc" + known.SerializeToString()
+
+
+async def until_queued(broker: BrokerServer, count: int) -> None:
+    """Wait until so many runs wait, one event-loop turn at a time."""
+    async with asyncio.timeout(10):
+        while broker.dispatcher.queued != count:  # noqa: ASYNC110  # it tells nobody
+            await asyncio.sleep(0)

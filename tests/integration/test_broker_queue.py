@@ -1,0 +1,134 @@
+"""Which worker a run gets, how it waits for one, and when it does not."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import pytest
+
+from tests.helpers.raw_client import connected, message, until_queued
+from tests.helpers.scripted_worker import Abort, Hang, ScriptedWorker, Send, Wait
+from tests.helpers.stub_client import new_id
+
+
+@pytest.mark.parametrize("reason", ["NOT_ADMITTED", "DRAINING", "QUEUE_FULL"])
+async def test_a_refusal_before_admission_is_placed_on_another_worker(reason: str) -> None:
+    run = new_id()
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED if reason == "QUEUE_FULL" else grpc.StatusCode.UNAVAILABLE
+    async with connected() as (broker, client), ScriptedWorker() as first, ScriptedWorker(slots=1) as second:
+        await first.register(broker.address)
+        first.script(run, Abort(code, reason))
+        second.script(run, Send(message("a")))
+        await second.register(broker.address, environments=[])
+        lone = new_id()
+        # A worker that said DRAINING is not asked again.
+        first.script(lone, Abort(code, reason), optional=reason == "DRAINING")
+        # Only `first` takes runs: what it refuses waits for the one that is loading.
+        pending = client.start(run)
+        admitted = asyncio.create_task(pending.initial_metadata())
+        await first.until(lambda: run in first.runs and first.runs[run].ended)
+        await until_queued(broker, 1)
+        await client.cancel(new_id())  # a round trip behind what the broker has sent until now
+        assert not admitted.done()
+        lease = await second.register(broker.address)
+        await lease.beat()
+        assert await client.read_all(pending) == ([message("a")], "OK", "")
+        await admitted
+        await lease.leave()
+        assert (await client.run(lone))[1] in ("UNAVAILABLE", "RESOURCE_EXHAUSTED")
+
+
+async def test_runs_wait_by_priority_then_in_order() -> None:
+    first, *rest = [new_id() for _ in range(4)]
+    go, order = asyncio.Event(), list[str]()
+    async with connected() as (broker, client), ScriptedWorker(slots=1) as worker:
+        await worker.register(broker.address)
+        worker.script(first, Wait(go))
+        calls = [asyncio.create_task(client.run(first))]
+        await worker.until(lambda: first in worker.runs)
+        for position, (run, priority) in enumerate(zip(rest, (0, 0, 5), strict=True)):
+            worker.script(run, Send(message(run)))
+            calls.append(asyncio.create_task(client.run(run, priority=priority)))
+            await until_queued(broker, position + 1)
+        go.set()
+        assert all(outcome[1] == "OK" for outcome in await asyncio.gather(*calls))
+        order = list(worker.runs)
+        assert order == [first, rest[2], rest[0], rest[1]]
+
+
+async def test_the_queue_is_bounded_and_a_queued_run_can_be_cancelled_or_reach_its_deadline() -> None:
+    running, cancelled, late, over, go = new_id(), new_id(), new_id(), new_id(), asyncio.Event()
+    async with connected(max_queue=2) as (broker, client), ScriptedWorker(slots=1) as worker:
+        await worker.register(broker.address)
+        worker.script(running, Wait(go))
+        held = asyncio.create_task(client.run(running))
+        await worker.until(lambda: running in worker.runs)
+        waiting = asyncio.create_task(client.run(cancelled))
+        await until_queued(broker, 1)
+        expiring = asyncio.create_task(client.run(late, timeout=0.5))
+        await until_queued(broker, 2)
+        assert (await client.run(over))[1:] == ("RESOURCE_EXHAUSTED", "QUEUE_FULL")
+        assert await client.cancel(cancelled) == "ABORTED"
+        assert (await waiting)[1:] == ("CANCELLED", "CANCEL_REQUESTED")
+        assert await client.cancel(cancelled) == "ABORTED"
+        assert (await expiring)[1] == "DEADLINE_EXCEEDED"
+        go.set()
+        assert (await held)[1] == "OK"
+        await broker.relay.idle()
+        assert list(worker.runs) == [running]
+        assert worker.cancels == []
+        assert broker.pool.workers()[0].busy == 0
+
+
+async def test_a_queued_run_whose_caller_hangs_up_leaves_the_queue() -> None:
+    running, leaving, go = new_id(), new_id(), asyncio.Event()
+    async with connected() as (broker, client), ScriptedWorker(slots=1) as worker:
+        await worker.register(broker.address)
+        worker.script(running, Wait(go))
+        held = asyncio.create_task(client.run(running))
+        await worker.until(lambda: running in worker.runs)
+        call = client.start(leaving)
+        await until_queued(broker, 1)
+        call.cancel()
+        await until_queued(broker, 0)
+        go.set()
+        assert (await held)[1] == "OK"
+        assert list(worker.runs) == [running]
+        assert await client.cancel(leaving) == "ABORTED"
+
+
+async def test_unknown_environments_and_empty_pools() -> None:
+    async with connected() as (broker, client), ScriptedWorker("a", "b") as worker:
+        assert (await client.run(new_id()))[1:] == ("UNAVAILABLE", "NO_WORKER_READY")
+        lease = await worker.register(broker.address)
+        call = client.start(new_id(), environment="c")
+        assert (await client.read_all(call))[1:] == ("NOT_FOUND", "ENVIRONMENT_NOT_FOUND")
+        assert "a, b" in await call.details()
+        assert (await client.run(new_id(), environment=""))[1:] == ("INVALID_ARGUMENT", "INVALID_REQUEST")
+        await lease.beat(draining=True)
+        assert (await client.run(new_id(), environment="a"))[1:] == ("UNAVAILABLE", "NO_WORKER_READY")
+
+
+async def test_an_empty_environment_is_the_only_one_there_is() -> None:
+    run = new_id()
+    async with connected() as (broker, client), ScriptedWorker("only") as worker:
+        await worker.register(broker.address)
+        worker.script(run, Send(message("a")))
+        assert (await client.run(run, environment=""))[1] == "OK"
+
+
+async def test_stopping_ends_runs_and_tells_their_workers() -> None:
+    run, queued = new_id(), new_id()
+    async with ScriptedWorker(slots=1) as worker, connected() as (broker, client):
+        lease = await worker.register(broker.address)
+        worker.script(run, Send(message("a")), Hang())
+        call = client.start(run)
+        assert await call.read() == message("a")
+        waiting = asyncio.create_task(client.run(queued))
+        await until_queued(broker, 1)
+        await broker.stop()
+        assert (await client.read_all(call))[1:] == ("UNAVAILABLE", "DRAINING")
+        assert (await waiting)[1:] == ("UNAVAILABLE", "DRAINING")
+        assert [cancel.request_id for cancel in worker.cancels] == [run]
+        assert (await lease.status())[0] == "UNAVAILABLE"

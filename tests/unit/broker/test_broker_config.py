@@ -1,0 +1,89 @@
+"""The broker's settings and its command line."""
+
+from __future__ import annotations
+
+import pytest
+
+from env_broker.cli import main
+from env_broker.config import BrokerSettings, SettingsError, settings_table
+
+
+def test_flags_beat_variables_and_variables_beat_defaults() -> None:
+    variables = {"ENV_BROKER_WORKERS": "3", "ENV_BROKER_ENV": "a, b", "ENV_BROKER_MAX_QUEUE": "7"}
+    settings = BrokerSettings.from_arguments(["--workers", "2"], variables)
+    assert (settings.workers, settings.environments, settings.max_queue) == (2, ("a", "b"), 7)
+    assert settings.lease_seconds == 5.0
+    assert BrokerSettings.from_arguments(["--env", "c", "--env=d"], {}).environments == ("c", "d")
+    assert BrokerSettings.from_arguments([], {"ENV_BROKER_MAX_CONCURRENT": "5"}).max_concurrent == 5
+
+
+def test_every_setting_has_its_variable() -> None:
+    for setting in settings_table():
+        assert setting.variable == "ENV_BROKER_" + setting.flag[2:].replace("-", "_").upper()
+        assert setting.help
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--listen", "8080"], ["--listen", "'8080'", "HOST:PORT"]),
+        (["--listen", "127.0.0.1:70000"], ["70000", "65535"]),
+        (["--listen", "0.0.0.0:0"], ["encrypted", "--insecure"]),
+        (["--workers", "-1"], ["--workers", "-1", "0 to 1000"]),
+        (["--workers", "2"], ["--env"]),
+        (["--max-queue", "-1"], ["--max-queue"]),
+        (["--max-concurrent", "0"], ["--max-concurrent", "1 to"]),
+        (["--drain-seconds", "nan"], ["--drain-seconds", "nan"]),
+        (["--late-cancel-seconds", "-0.5"], ["--late-cancel-seconds", "-0.5"]),
+        (["--lease-seconds", "1", "--heartbeat-seconds", "1"], ["--lease-seconds", "--heartbeat-seconds"]),
+        (["--log-level", "loud"], ["--log-level", "'loud'", "debug"]),
+    ],
+)
+def test_wrong_values_are_named(
+    arguments: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SettingsError) as error:
+        BrokerSettings.from_arguments(arguments, {})
+    assert all(word in str(error.value) for word in words)
+    assert main(["serve", *arguments]) == 2
+    assert str(error.value) in capsys.readouterr().err
+
+
+def test_beyond_loopback_only_when_told() -> None:
+    assert not BrokerSettings(listen="0.0.0.0:0", insecure=True).loopback
+    assert BrokerSettings(listen="[::1]:0").loopback
+    assert BrokerSettings(listen="localhost:0").loopback
+
+
+def test_local_workers_get_what_the_broker_was_given() -> None:
+    settings = BrokerSettings(
+        workers=1, environments=("a", "name=m:x"), hook="m:h", max_concurrent=3, late_cancel_seconds=2.5
+    )
+    arguments = settings.worker_arguments("127.0.0.1:9")
+    assert arguments[0] == "serve"
+    for wanted in (
+        *("--listen=127.0.0.1:0", "--broker=127.0.0.1:9", "--exit-with-stdin", "--env=a", "--env=name=m:x"),
+        *("--hook=m:h", "--max-concurrent=3", "--late-cancel-seconds=2.5", "--drain-seconds=30.0"),
+        *("--linger-seconds=60.0", "--kill-seconds=10.0"),
+    ):
+        assert wanted in arguments
+    bare = BrokerSettings().worker_arguments("127.0.0.1:9")
+    assert not any(part.startswith(("--hook", "--max-concurrent", "--late")) for part in bare)
+    assert settings.stop_seconds == 100.0
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"]])
+def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 0
+    assert "usage: env-broker" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["dance"], ["serve", "--nonsense"], ["serve", "--workers", "many"]]
+)
+def test_wrong_usage(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2

@@ -1,0 +1,215 @@
+"""Slots and waiting, without a network."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from env_broker.dispatch import Dispatcher
+from env_broker.pool import Pool, Worker
+from env_broker.status import Refusal
+
+
+class Prospects:
+    """Workers that may come."""
+
+    expected = False
+    words = ""
+
+    def hopeful(self) -> bool:
+        return self.expected
+
+    def detail(self) -> str:
+        return self.words
+
+
+class Scene:
+    """A dispatcher over a pool."""
+
+    def __init__(self, max_queue: int = 8) -> None:
+        self.pool = Pool(lease_seconds=60)
+        self.prospects = Prospects()
+        self.dispatcher = Dispatcher(self.pool, max_queue=max_queue, prospects=self.prospects)
+
+    def add(self, name: str, *environments: str, slots: int = 1) -> Worker:
+        self.pool.add(name, name, name, environments, slots, 60.0, 0.0)
+        self.dispatcher.reconsider()
+        worker = self.pool.get(name)
+        assert worker is not None
+        return worker
+
+    async def wait(self, run: str, environment: str = "e", priority: int = 0) -> asyncio.Task[Worker]:
+        """A run that waits."""
+        queued = self.dispatcher.queued
+        task = asyncio.create_task(self.dispatcher.acquire(run, environment, priority=priority))
+        await asyncio.sleep(0)
+        assert self.dispatcher.queued == queued + 1
+        return task
+
+
+async def refused(scene: Scene, environment: str = "e", run: str = "r") -> Refusal:
+    with pytest.raises(Refusal) as error:
+        await scene.dispatcher.acquire(run, environment)
+    return error.value
+
+
+async def test_the_least_busy_worker_gets_the_run() -> None:
+    scene = Scene()
+    one, two = scene.add("1", "e", slots=2), scene.add("2", "e", slots=4)
+    got = [await scene.dispatcher.acquire(str(number), "e") for number in range(6)]
+    assert (got.count(one), got.count(two)) == (2, 4)
+    assert got[0] is not got[1]
+
+
+async def test_a_slot_that_is_given_back_goes_to_the_first_that_waits() -> None:
+    scene = Scene()
+    worker = scene.add("1", "e")
+    await scene.dispatcher.acquire("a", "e")
+    low, high = await scene.wait("low"), await scene.wait("high", priority=1)
+    scene.dispatcher.release(worker)
+    assert await high is worker
+    assert not low.done()
+    scene.dispatcher.release(worker)
+    assert await low is worker
+    assert worker.busy == 1
+
+
+async def test_a_slot_of_a_worker_that_left_goes_to_nobody() -> None:
+    scene = Scene()
+    worker = scene.add("1", "e")
+    scene.add("2", "e")
+    for run in "ab":
+        await scene.dispatcher.acquire(run, "e")
+    waiting = await scene.wait("c")
+    scene.pool.remove("1", "1")
+    scene.dispatcher.release(worker)
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    waiting.cancel()
+
+
+async def test_who_leaves_at_the_moment_it_is_served_gives_its_slot_on() -> None:
+    scene = Scene()
+    worker = scene.add("1", "e")
+    await scene.dispatcher.acquire("a", "e")
+    leaving, next_one = await scene.wait("b"), await scene.wait("c")
+    scene.dispatcher.release(worker)  # `leaving` has it now, and has not run yet
+    leaving.cancel()
+    assert await next_one is worker
+    assert leaving.cancelled() or await _ended(leaving)
+    assert (worker.busy, scene.dispatcher.queued) == (1, 0)
+
+
+async def _ended(task: asyncio.Task[Worker]) -> bool:
+    await asyncio.wait({task})
+    return task.cancelled()
+
+
+async def test_a_waiter_that_was_cancelled_gets_no_slot() -> None:
+    scene = Scene()
+    worker = scene.add("1", "e")
+    await scene.dispatcher.acquire("a", "e")
+    leaving, next_one = await scene.wait("b"), await scene.wait("c")
+    leaving.cancel()
+    scene.dispatcher.release(worker)  # before `leaving` has run
+    assert await next_one is worker
+    assert await _ended(leaving)
+    assert worker.busy == 1
+
+
+async def test_the_queue_is_bounded() -> None:
+    scene = Scene(max_queue=1)
+    scene.add("1", "e")
+    await scene.dispatcher.acquire("a", "e")
+    waiting = await scene.wait("b")
+    refusal = await refused(scene)
+    assert (refusal.reason, refusal.retry_after, refusal.metadata["limit"]) == ("QUEUE_FULL", 1.0, "1")
+    waiting.cancel()
+
+
+async def test_a_deadline_that_passes_in_the_queue() -> None:
+    scene = Scene()
+    worker = scene.add("1", "e")
+    await scene.dispatcher.acquire("a", "e")
+    with pytest.raises(Refusal, match="deadline"):
+        await scene.dispatcher.acquire("b", "e", timeout=0)
+    assert scene.dispatcher.queued == 0
+    scene.dispatcher.release(worker)
+    assert worker.busy == 0
+
+
+async def test_what_would_wait_in_vain_is_refused() -> None:
+    scene = Scene()
+    scene.prospects.words = "worker 0 exited with code 2"
+    nobody = await refused(scene)
+    assert nobody.reason == "NO_WORKER_READY"
+    assert "worker 0 exited with code 2" in nobody.message
+    scene.add("1", "a", "b")
+    unknown = await refused(scene)
+    assert unknown.reason == "ENVIRONMENT_NOT_FOUND"
+    assert "a, b" in unknown.message
+    assert (await refused(scene, "")).reason == "INVALID_REQUEST"
+
+
+@pytest.mark.parametrize("environment", ["e", ""])
+async def test_runs_wait_for_workers_that_start_or_load(environment: str) -> None:
+    scene = Scene()
+    scene.prospects.expected = True
+    waiting = await scene.wait("a", environment)
+    loading = scene.add("1")
+    scene.prospects.expected = False
+    scene.dispatcher.reconsider()
+    assert not waiting.done()
+    scene.pool.heartbeat("1", "1", 0.0, environments=["e"])
+    scene.dispatcher.reconsider()
+    assert await waiting is loading
+
+
+async def test_hope_that_ends_ends_the_wait() -> None:
+    scene = Scene()
+    scene.prospects.expected = True
+    named, unnamed = await scene.wait("a"), await scene.wait("b", "")
+    scene.add("1", "x", "y")
+    with pytest.raises(Refusal, match="name one of: x, y"):
+        await unnamed
+    scene.prospects.expected = False
+    scene.dispatcher.reconsider()
+    with pytest.raises(Refusal, match="no worker serves"):
+        await named
+
+
+async def test_a_run_that_is_removed_ends_with_that_refusal() -> None:
+    scene = Scene()
+    scene.add("1", "e")
+    await scene.dispatcher.acquire("a", "e")
+    waiting = await scene.wait("b")
+    refusal = Refusal("CANCEL_REQUESTED", "x")
+    assert scene.dispatcher.remove("b", refusal)
+    assert not scene.dispatcher.remove("b", refusal)
+    with pytest.raises(Refusal) as error:
+        await waiting
+    assert error.value is refusal
+    assert not scene.dispatcher.remove("nobody", refusal)
+
+
+async def test_closing_refuses_all() -> None:
+    scene = Scene()
+    scene.add("1", "e")
+    await scene.dispatcher.acquire("a", "e")
+    waiting = await scene.wait("b")
+    scene.dispatcher.close(Refusal("DRAINING", "x"))
+    with pytest.raises(Refusal, match="x"):
+        await waiting
+    assert (await refused(scene)).reason == "DRAINING"
+
+
+async def test_a_worker_that_refused_a_run_is_avoided() -> None:
+    scene = Scene()
+    scene.add("1", "e", slots=4)
+    two = scene.add("2", "e", slots=1)
+    assert await scene.dispatcher.acquire("a", "e", avoid={"1"}) is two
+    assert scene.dispatcher.serves_elsewhere("e", {"1"})
+    assert not scene.dispatcher.serves_elsewhere("e", {"1", "2"})
+    scene.pool.drain("2")
+    assert not scene.dispatcher.serves_elsewhere("e", {"1"})
