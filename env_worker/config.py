@@ -1,0 +1,209 @@
+"""The worker's settings: one frozen dataclass, whose fields carry the table that flags and variables come
+from."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import configargparse
+
+from env_worker.domain.ledger import LATE_CANCEL_SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+VARIABLE_PREFIX: Final = "ENV_WORKER_"
+LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+LOCAL_SLOT_VARIABLE: Final = "ENV_WORKER_LOCAL_SLOT"
+"""Set by a broker for the workers that it starts itself; handed back when the worker registers."""
+
+
+class SettingsError(ValueError):
+    """A setting that cannot be used; the message names flag, value, limit and next step."""
+
+
+class Setting(NamedTuple):
+    """One row of the table of settings."""
+
+    name: str
+    flag: str
+    variable: str
+    default: Any
+    unit: str
+    help: str
+
+
+def _setting(flag: str, default: Any, unit: str, help: str) -> Any:
+    return field(default=default, metadata={"flag": flag, "unit": unit, "help": help})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """How a worker runs. SettingsError if a value is out of its range."""
+
+    environments: tuple[str, ...] = _setting(
+        "--env", (), "name",
+        "environment to serve: synthetic, reasoning-gym, an entry point, or [name=]module:attribute; may "
+        "be repeated "
+        "(in the variable: separated by commas)",
+    )  # fmt: skip
+    hook: str | None = _setting(
+        "--hook",
+        None,
+        "module:attribute",
+        "episode hook: that object, or what that class or function returns",
+    )
+    listen: str = _setting(
+        "--listen", "127.0.0.1:0", "HOST:PORT", "address to serve on; port 0 picks a free one"
+    )
+    broker: str | None = _setting("--broker", None, "HOST:PORT", "broker whose pool to join")
+    advertise: str | None = _setting(
+        "--advertise",
+        None,
+        "HOST:PORT",
+        "address at which the broker and trainers reach this worker, if not --listen's",
+    )
+    max_concurrent: int = _setting("--max-concurrent", 64, "runs", "runs that are carried at once")
+    max_queue: int = _setting("--max-queue", 256, "runs", "runs that may wait for one of those places")
+    late_cancel_seconds: float = _setting(
+        "--late-cancel-seconds", LATE_CANCEL_SECONDS, "s", "how long after its reply a run can be taken back"
+    )
+    drain_seconds: float = _setting(
+        "--drain-seconds", 30.0, "s", "after SIGTERM: how long running episodes may take to finish"
+    )
+    linger_seconds: float = _setting(
+        "--linger-seconds",
+        60.0,
+        "s",
+        "after the drain: how long to stay for replies that can still be taken back",
+    )
+    kill_seconds: float = _setting(
+        "--kill-seconds",
+        10.0,
+        "s",
+        "at the end: how long to wait for hooks that still run; then the exit code is 3",
+    )
+    hook_threads: int = _setting(
+        "--hook-threads", 4, "threads", "keeps, and likewise discards, that run at once"
+    )
+    seed: int = _setting("--seed", 0, "number", "seed of the simulated model")
+    accuracy: float = _setting("--accuracy", 0.6, "0 to 1", "rate at which the simulated model is right")
+    insecure: bool = _setting(
+        "--insecure", False, "switch", "allow an address beyond loopback: neither encrypted nor authenticated"
+    )
+    exit_with_stdin: bool = _setting(
+        "--exit-with-stdin",
+        False,
+        "switch",
+        "end when standard input closes: for a worker that a broker started",
+    )
+    log_level: str = _setting("--log-level", "info", "|".join(LOG_LEVELS), "least severe messages to log")
+
+    def __post_init__(self) -> None:
+        for name in ("max_concurrent", "hook_threads"):
+            self._check_range(name, 1, 100_000)
+        self._check_range("max_queue", 0, 1_000_000)
+        for name in ("drain_seconds", "linger_seconds", "kill_seconds"):
+            self._check_range(name, 0, 86_400)
+        self._check_range("late_cancel_seconds", 0, 86_400)
+        self._check_range("accuracy", 0, 1)
+        self._check_range("seed", -(2**63), 2**63 - 1)
+        for name in ("listen", "broker", "advertise"):
+            if (address := getattr(self, name)) is not None:
+                self._check_address(name, address)
+        wildcard = self.listen.rpartition(":")[0] in ("0.0.0.0", "[::]", "::")
+        if self.broker is not None and self.advertise is None and wildcard:
+            raise SettingsError(
+                f"--listen is {self.listen}, an address that no broker can dial; name this worker's own with "
+                "--advertise HOST:PORT"
+            )
+        if self.log_level not in LOG_LEVELS:
+            raise SettingsError(f"--log-level is {self.log_level!r}; choose one of {', '.join(LOG_LEVELS)}")
+
+    @classmethod
+    def from_arguments(
+        cls, arguments: Sequence[str], variables: Mapping[str, str] | None = None
+    ) -> WorkerSettings:
+        """Settings from command-line flags, then variables, then defaults. SystemExit on an unknown flag."""
+        environ = dict(os.environ if variables is None else variables)
+        return cls.from_namespace(make_parser().parse_args(list(arguments), env_vars=environ))
+
+    @classmethod
+    def from_namespace(cls, namespace: Any) -> WorkerSettings:
+        """Settings from what `make_parser` parsed."""
+        values = {name: getattr(namespace, name) for name in (setting.name for setting in settings_table())}
+        specs = values["environments"] or []
+        values["environments"] = tuple(
+            name for spec in specs for part in spec.split(",") if (name := part.strip())
+        )
+        return cls(**values)
+
+    @property
+    def loopback(self) -> bool:
+        """Whether `listen` is an address of this host alone."""
+        host = self.listen.rpartition(":")[0].strip("[]")
+        return host == "localhost" or host == "::1" or host.startswith("127.")
+
+    def _check_range(self, name: str, low: float, high: float) -> None:
+        value, flag = getattr(self, name), _flag(name)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
+            raise SettingsError(f"{flag} is {value!r}, expected a number from {low} to {high}")
+        if not low <= value <= high:
+            raise SettingsError(f"{flag} is {value}, expected {low} to {high}; choose a value in that range")
+
+    def _check_address(self, name: str, address: str) -> None:
+        host, colon, port = address.rpartition(":")
+        least = 0 if name == "listen" else 1
+        if not (host and colon and port.isascii() and port.isdigit() and least <= int(port) <= 65_535):
+            raise SettingsError(
+                f"{_flag(name)} is {address!r}, expected HOST:PORT with a port from {least} to 65535, "
+                "e.g. 127.0.0.1:7460"
+            )
+
+
+def settings_table() -> tuple[Setting, ...]:
+    """Every setting, in the order in which help lists them."""
+    return tuple(
+        Setting(
+            item.name,
+            item.metadata["flag"],
+            VARIABLE_PREFIX + item.metadata["flag"].removeprefix("--").replace("-", "_").upper(),
+            item.default,
+            item.metadata["unit"],
+            item.metadata["help"],
+        )
+        for item in fields(WorkerSettings)
+    )
+
+
+def make_parser(prog: str = "env-worker serve") -> configargparse.ArgumentParser:
+    """The parser that the table makes."""
+    parser = configargparse.ArgumentParser(
+        prog=prog, description="Serve environments: run episodes, stream their growth, keep their arrays.",
+        allow_abbrev=False, add_env_var_help=False,
+    )  # fmt: skip
+    for setting in settings_table():
+        default = "" if setting.default in (None, (), False) else f"; default {setting.default}"
+        described: dict[str, Any] = {
+            "dest": setting.name,
+            "env_var": setting.variable,
+            "help": f"{setting.help} [{setting.variable}{default}]".replace("%", "%%"),
+        }
+        if setting.unit == "switch":
+            described["action"] = "store_true"
+        else:
+            described |= {"metavar": setting.unit.upper() if setting.unit.islower() else setting.unit}
+            described["default"] = setting.default
+            if setting.name == "environments":
+                described |= {"action": "append", "default": None}
+            elif isinstance(setting.default, (int, float)):
+                described["type"] = type(setting.default)
+        parser.add_argument(setting.flag, **described)
+    return parser
+
+
+def _flag(name: str) -> str:
+    return next(setting.flag for setting in settings_table() if setting.name == name)

@@ -1,0 +1,156 @@
+"""The hook that takes episodes out of the worker, and the threads in which it is called."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from env_worker.domain import Episode, SamplingParams
+
+logger = logging.getLogger(__name__)
+
+
+class EpisodeHook(Protocol):
+    """Takes finished episodes, training arrays and all. Both methods are plain functions, called in threads.
+
+    Every episode that was passed to `keep` is either delivered to its caller or handed to `discard`, exactly
+    once and never while its `keep` still runs, for as long as the process lives.
+    """
+
+    def keep(self, episode: Episode, sampling: SamplingParams) -> None:
+        """Take what the trainer will want. Called once for each finished episode, also where `episode.ok` is
+        False.
+
+        May write references into `trace.info`: they are streamed with the last delta. When it returns, the
+        worker forgets its own references to the arrays. If it raises, the episode goes to `discard` and the
+        run fails.
+        """
+
+    def discard(self, episode: Episode) -> None:
+        """Free what `keep` took: the episode was not delivered.
+
+        Before the reply it gets the episode that `keep` saw, afterwards an episode of the same id, head,
+        trace ids and infos without nodes. If it raises, that is logged, and it is not called again.
+        """
+
+
+class HookLoadError(Exception):
+    """A hook that cannot be used; the message says why and what to do."""
+
+
+def check_hook(hook: object, source: str) -> EpisodeHook:
+    """`hook` if it can be called as an EpisodeHook. HookLoadError naming `source` and the method
+    otherwise."""
+    for name in ("keep", "discard"):
+        method = getattr(hook, name, None)
+        if not callable(method):
+            raise HookLoadError(
+                f"{source} is no episode hook: {type(hook).__name__} has no method {name}; define "
+                "keep(self, episode, sampling) and discard(self, episode)"
+            )
+        called = method if inspect.isroutine(method) else type(method).__call__
+        if any(map(_never_runs, (method, called))):
+            raise HookLoadError(
+                f"{source} is no episode hook: {type(hook).__name__}.{name} is a coroutine or generator "
+                "function; "
+                "make it a plain function, it is called in a thread of its own"
+            )
+    if inspect.isclass(hook):
+        raise HookLoadError(f"{source} is the class {hook.__name__}; pass an instance of it")
+    return hook  # type: ignore[return-value]
+
+
+def _never_runs(function: object) -> bool:
+    return (
+        inspect.iscoroutinefunction(function)
+        or inspect.isasyncgenfunction(function)
+        or inspect.isgeneratorfunction(function)
+    )
+
+
+_current: EpisodeHook | None = None
+
+
+def set_episode_hook(hook: EpisodeHook | None) -> None:
+    """Hand every episode that finishes from now on to `hook`; None: to nobody, so that its arrays are
+    dropped.
+
+    An episode that another hook kept is discarded by that one. HookLoadError if it is not a hook.
+    """
+    global _current
+    _current = None if hook is None else check_hook(hook, f"set_episode_hook({hook!r})")
+
+
+def current_hook() -> EpisodeHook | None:
+    """The hook that was set last."""
+    return _current
+
+
+def load_hook(spec: str) -> EpisodeHook:
+    """The hook that `module:attribute` names, or that the class or function of that name returns.
+
+    HookLoadError naming the spec and the reason if there is none.
+    """
+    module_name, colon, path = spec.partition(":")
+    if not (module_name and colon and path):
+        raise HookLoadError(f"hook {spec!r} is not of the form module:attribute, e.g. my_hooks:hook")
+    try:
+        loaded: object = importlib.import_module(module_name)
+        for name in path.split("."):
+            loaded = getattr(loaded, name)
+        # What has both methods is the hook itself, also when it can be called.
+        made = inspect.isclass(loaded) or not (hasattr(loaded, "keep") and hasattr(loaded, "discard"))
+        if made and callable(loaded):
+            loaded = loaded()
+    except (Exception, SystemExit) as error:  # whatever the module does when it is imported
+        raise HookLoadError(
+            f"hook {spec!r} cannot be loaded: {type(error).__name__}: {error}; check that the module is on "
+            "PYTHONPATH and that the attribute is a hook, or returns one when it is called without arguments"
+        ) from error
+    return check_hook(loaded, f"hook {spec!r}")
+
+
+class HookThreads:
+    """Two bounded pools: keeps never wait behind discards, nor discards behind keeps. Belongs to one event
+    loop."""
+
+    def __init__(self, keep_threads: int = 4, discard_threads: int = 2) -> None:
+        self._keeps: Final = ThreadPoolExecutor(keep_threads, "hook-keep")
+        self._discards: Final = ThreadPoolExecutor(discard_threads, "hook-discard")
+        # The pool's own queue would hide when a keep begins, and a run that waits can still be cancelled.
+        self.free_keep_threads: Final = asyncio.Semaphore(keep_threads)
+        """Hold one around `keep`: then it begins at once."""
+
+    async def keep(
+        self, hook: EpisodeHook, episode: Episode, sampling: SamplingParams
+    ) -> BaseException | None:
+        """Call `hook.keep` in its thread; what it raised, of whatever kind, is returned."""
+        return await self._call(self._keeps, lambda: hook.keep(episode, sampling))
+
+    async def discard(self, hook: EpisodeHook, episode: Episode) -> BaseException | None:
+        """Call `hook.discard` in its thread; what it raised, of whatever kind, is returned."""
+        return await self._call(self._discards, lambda: hook.discard(episode))
+
+    def close(self) -> None:
+        """Take no more calls. Does not wait for those that run."""
+        self._keeps.shutdown(wait=False)
+        self._discards.shutdown(wait=False)
+
+    async def _call(self, pool: ThreadPoolExecutor, function: Callable[[], None]) -> BaseException | None:
+        return await asyncio.get_running_loop().run_in_executor(pool, _outcome, function)
+
+
+def _outcome(function: Callable[[], None]) -> BaseException | None:
+    # Returned, not raised: SystemExit or StopIteration in a future would end the loop, or hang whoever waits.
+    try:
+        function()
+    except BaseException as error:
+        return error
+    return None

@@ -1,0 +1,238 @@
+"""A worker's place in a broker's pool: hello, heartbeats, and coming back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import grpc
+from envtrio.v1 import registry_service_pb2 as pb
+from envtrio.v1 import registry_service_pb2_grpc
+
+from env_worker.channel_options import CHANNEL_OPTIONS
+from env_worker.config import LOCAL_SLOT_VARIABLE
+from env_worker.loop_lag import LoopLag
+from env_worker.request import PROTOCOL_GENERATION
+from env_worker.servicer import VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from envtrio.v1.env_service_pb2 import EnvironmentDescription
+
+    from env_worker.runner import Runner
+
+logger = logging.getLogger(__name__)
+
+FIRST_BACKOFF_SECONDS: Final = 0.1
+LAST_BACKOFF_SECONDS: Final = 5.0
+GOODBYE_SECONDS: Final = 1.0
+
+_HOPELESS: Final = frozenset(
+    {
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.UNIMPLEMENTED,
+    }
+)
+"""What says the same next time."""
+
+_Call: TypeAlias = "grpc.aio.StreamStreamCall[pb.RegisterRequest, pb.RegisterResponse]"
+
+
+class RegistrationRefusedError(Exception):
+    """The broker will not have this worker, now or later; the message says why."""
+
+
+class Registration:
+    """Keeps the worker registered: each connection is a new lease of the same instance.
+
+    Args:
+        broker: the broker's HOST:PORT.
+        address: where the broker reaches this worker.
+        environments: what is served.
+        drain: called with the broker's reason when it wants the worker to stop.
+        clock: that of the runner.
+    """
+
+    def __init__(
+        self,
+        broker: str,
+        *,
+        runner: Runner,
+        instance: str,
+        address: str,
+        environments: Sequence[EnvironmentDescription],
+        drain: Callable[[str], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._broker: Final = broker
+        self._runner: Final = runner
+        self._instance: Final = instance
+        self._address: Final = address
+        self._environments: Final = environments
+        self._drain: Final = drain
+        self._clock: Final = clock
+        self._hurry: Final = asyncio.Event()
+        self._closing: Final = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._backoff = FIRST_BACKOFF_SECONDS
+
+    def nudge(self) -> None:
+        """Something changed that the broker should hear now, not with the next heartbeat."""
+        self._hurry.set()
+
+    def start(self, refused: Callable[[str], None]) -> None:
+        """Begin. `refused` is called with the reason if the broker will not have this worker."""
+
+        async def run() -> None:
+            try:
+                await self.run()
+            except RegistrationRefusedError as error:
+                refused(str(error))
+
+        self._task = asyncio.create_task(run())
+
+    async def close(self) -> None:
+        """End the lease in good order, so that the broker sees a worker that stopped and not one that was
+        lost."""
+        self._closing.set()
+        self.nudge()
+        if self._task is not None:
+            await asyncio.wait((self._task,), timeout=GOODBYE_SECONDS)
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def run(self) -> None:
+        """Register, and register again whenever the lease is over, until closed. RegistrationRefusedError
+        if the broker refuses in a way that would repeat itself."""
+        while True:
+            async with grpc.aio.insecure_channel(self._broker, options=CHANNEL_OPTIONS) as channel:
+                reason = await self._lease(registry_service_pb2_grpc.RegistryServiceStub(channel).Register())
+            if self._closing.is_set():
+                return
+            delay = random.uniform(0.5, 1.0) * self._backoff
+            logger.warning("broker=%s lease over, again in %.1f s: %s", self._broker, delay, reason)
+            self._backoff = min(2 * self._backoff, LAST_BACKOFF_SECONDS)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(delay):
+                    await self._closing.wait()
+                    return
+
+    async def _lease(self, call: _Call) -> str:
+        """Hold one lease; why it is over."""
+        try:
+            await call.write(pb.RegisterRequest(hello=self._hello()))
+            frame = await call.read()
+            if not isinstance(frame, pb.RegisterResponse) or not frame.HasField("registered"):
+                await self._raise_status(call)
+                return "the broker ended the stream before it registered the worker"
+            await self._hold(call, frame.registered)
+        except grpc.aio.AioRpcError as error:
+            if error.code() in _HOPELESS:
+                raise RegistrationRefusedError(
+                    f"broker {self._broker} refuses this worker: {error.code().name}: {error.details()}"
+                ) from error
+            return f"{error.code().name}: {error.details()}"
+        except asyncio.InvalidStateError as error:  # what writing to a call that has ended raises
+            await self._raise_status(call)
+            return f"the stream ended: {error}"
+        except TimeoutError:
+            return "the broker has been silent for longer than the lease"
+        finally:
+            call.cancel()
+        return "the broker ended the stream"
+
+    async def _hold(self, call: _Call, registered: pb.Registered) -> None:
+        if registered.given_up:
+            self._runner.give_up(list(registered.given_up))
+            ack = pb.GivenUpAck(request_ids=registered.given_up)
+            await call.write(pb.RegisterRequest(given_up_ack=ack))
+        logger.info(
+            "broker=%s worker=%s lease=%s registered", self._broker, self._instance[:8], registered.lease[:8]
+        )
+        self._backoff = FIRST_BACKOFF_SECONDS
+        sent: dict[int, float] = {}
+        beats = asyncio.create_task(self._beat(call, registered.heartbeat_seconds or 1.0, sent))
+        try:
+            while True:
+                async with asyncio.timeout(registered.lease_seconds or None):
+                    frame = await call.read()
+                if not isinstance(frame, pb.RegisterResponse):
+                    await self._raise_status(call)
+                    return
+                self._hear(frame, sent)
+        finally:
+            beats.cancel()
+            # Whatever it met, the reader has met too, and says it better.
+            await asyncio.gather(beats, return_exceptions=True)
+
+    def _hear(self, frame: pb.RegisterResponse, sent: dict[int, float]) -> None:
+        match frame.WhichOneof("frame"):
+            case "heartbeat_ack":
+                if (sent_at := sent.pop(frame.heartbeat_ack.seq, None)) is not None:
+                    self._runner.heartbeat_acknowledged(sent_at)
+            case "drain":
+                self._drain(frame.drain.cause)
+            case unknown:
+                logger.warning("broker=%s sent the frame %s, which is ignored", self._broker, unknown)
+
+    async def _beat(self, call: _Call, seconds: float, sent: dict[int, float]) -> None:
+        lag = LoopLag()
+        try:
+            seq = 0
+            while not self._closing.is_set():
+                seq += 1
+                sent[seq] = self._clock()
+                await call.write(pb.RegisterRequest(heartbeat=self._heartbeat(seq, lag)))
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(seconds):
+                        await self._hurry.wait()
+                self._hurry.clear()
+            await call.done_writing()
+        finally:
+            lag.close()
+
+    def _heartbeat(self, seq: int, lag: LoopLag) -> pb.WorkerHeartbeat:
+        slots, table = self._runner.slots, self._runner.table
+        return pb.WorkerHeartbeat(
+            seq=seq,
+            running=slots.held + slots.waiting,
+            open_windows=table.open_windows,
+            draining=self._runner.draining,
+            loop_lag_millis=lag.take_millis(),
+        )
+
+    def _hello(self) -> pb.WorkerHello:
+        table = self._runner.table
+        held = [
+            pb.HeldRun(
+                request_id=entry.request_id,
+                session_id=entry.session_id,
+                state=pb.HELD_RUN_STATE_REPLIED if entry.replied else pb.HELD_RUN_STATE_RUNNING,
+            )
+            for entry in table.entries()
+            if not entry.settled
+        ]
+        return pb.WorkerHello(
+            protocol_generation=PROTOCOL_GENERATION,
+            version=VERSION,
+            instance=self._instance,
+            address=self._address,
+            environments=self._environments,
+            max_concurrent_runs=self._runner.slots.capacity,
+            late_cancel_seconds=table.late_cancel_seconds,
+            held_runs=held,
+            local_slot=os.environ.get(LOCAL_SLOT_VARIABLE, ""),
+        )
+
+    async def _raise_status(self, call: _Call) -> None:
+        if (code := await call.code()) is not grpc.StatusCode.OK:
+            metadata: Any = await call.trailing_metadata()
+            raise grpc.aio.AioRpcError(code, await call.initial_metadata(), metadata, await call.details())

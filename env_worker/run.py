@@ -1,0 +1,293 @@
+"""One run, from its place in the queue to its reply."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from envtrio.v1 import errors_pb2
+
+from env_worker import wire
+from env_worker.delta.limits import MessageTooLargeError
+from env_worker.delta.streamer import DeltaStreamer
+from env_worker.domain import Episode, EpisodeError, InvalidTaskError
+from env_worker.domain.ledger import Event
+from env_worker.environment_loop import WakeUp
+from env_worker.envs.base import Context
+from env_worker.port import PortBrokenError, RunPort
+from env_worker.remains import without_nodes
+from env_worker.status import Refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from env_worker.domain import SamplingParams
+    from env_worker.domain.ledger import Entry
+    from env_worker.environment_loop import EnvironmentLoop, Outcome
+    from env_worker.envs.base import Environment
+    from env_worker.hook import EpisodeHook, HookThreads
+    from env_worker.model.base import ModelClient
+    from env_worker.slots import Place, Slots
+
+logger = logging.getLogger(__name__)
+
+SLOW_CANCEL_SECONDS: Final = 5.0
+"""An environment that takes longer to end after it was cancelled is named in the log."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpec:
+    """What was asked for, checked. `deadline` is in seconds of the worker's clock."""
+
+    request_id: str
+    environment_name: str
+    environment: Environment
+    task: Mapping[str, Any]
+    task_json: str
+    sampling: SamplingParams
+    model: ModelClient
+    session_id: str = ""
+    owner: str = ""
+    group_id: str = ""
+    priority: int = 0
+    deadline: float | None = None
+
+
+class Settle(Protocol):
+    """Settles a run's entry; True for whoever moved it. The refusal is what the caller then hears."""
+
+    def __call__(self, run: Run, event: Event, refusal: Refusal | None = None) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What all runs of a worker share."""
+
+    instance: str
+    clock: Callable[[], float]
+    slots: Slots
+    environments: EnvironmentLoop
+    threads: HookThreads
+    hook: Callable[[], EpisodeHook | None]
+    settle: Settle
+
+
+class Run:
+    """Carries one run as a task of its own: neither a caller nor its handler can tear it in half.
+
+    Whoever settles the entry calls `end`, which answers the caller at once; the task then finishes what it is
+    in, a keep above all. It decides nothing by the exceptions that it meets, only by what the entry says.
+    """
+
+    def __init__(
+        self, spec: RunSpec, entry: Entry, port: RunPort[Refusal], place: Place, services: Services
+    ) -> None:
+        self.entry: Final = entry
+        self.port: Final = port
+        self.name: Final = spec.request_id[:8]
+        self.hook: EpisodeHook | None = None
+        """The hook whose `keep` took the episode: the one that discards it."""
+        self._loop: Final = asyncio.get_running_loop()
+        self._wake: Final = asyncio.Event()
+        self.episode = Episode(
+            uuid.uuid4().hex,
+            spec.environment_name,
+            dict(spec.task),
+            spec.request_id,
+            spec.owner,
+            spec.group_id,
+            on_change=WakeUp(self._loop, self._wake.set),
+        )
+        self._spec: RunSpec | None = spec
+        self._place: Final = place
+        self._services: Final = services
+        self._environment: Outcome | None = None
+        self._duration_seconds = 0.0
+        self._deadline: asyncio.TimerHandle | None = None
+        if spec.deadline is not None:
+            remaining = max(0.0, spec.deadline - services.clock())
+            self._deadline = self._loop.call_later(remaining, self._settle, Event.DEADLINE)
+
+    @property
+    def overdue(self) -> bool:
+        """Whether the run's deadline has passed."""
+        deadline = None if self._spec is None else self._spec.deadline
+        return deadline is not None and deadline <= self._services.clock()
+
+    async def carry(self) -> None:
+        """The run's task."""
+        try:
+            await self._carry_or_fail()
+            await self._environment_end()
+        finally:
+            self._services.slots.leave(self._place)
+
+    def end(self, refusal: Refusal) -> None:
+        """The entry is settled: answer the caller, stop the environment, wake the task. Again: changes
+        nothing."""
+        self.port.end(refusal)
+        if not self._place.granted.is_set():
+            self._services.slots.leave(self._place)
+        self._close(self._environment)
+        self._wake.set()
+
+    def retire(self) -> None:
+        """The reply has left: hold on to what a late discard needs, head, trace ids and infos, and nothing
+        else."""
+        self._close(None)
+        full = self.episode
+        self.episode = without_nodes(full)
+        full.on_change = None
+        self._spec = None
+
+    async def _carry_or_fail(self) -> None:
+        try:
+            await self._carry()
+        except PortBrokenError:
+            pass  # whoever settled the run broke the port, and has answered the caller
+        except MessageTooLargeError as error:
+            self._settle(
+                Event.ENCODE_FAILED,
+                Refusal(
+                    errors_pb2.ERROR_REASON_MESSAGE_TOO_LARGE, str(error),
+                    field=error.field, value=error.value, limit=error.limit,
+                ),
+            )  # fmt: skip
+        except Exception as error:
+            logger.exception("run=%s reason=INTERNAL a fault of the worker itself", self.name)
+            self._settle(
+                Event.ENCODE_FAILED,
+                Refusal(
+                    errors_pb2.ERROR_REASON_INTERNAL,
+                    f"run {self.name}: {type(error).__name__}: {error}; report it with the worker's log",
+                ),
+            )
+
+    async def _carry(self) -> None:
+        spec = self._spec
+        assert spec is not None
+        await self._place.granted.wait()
+        if not self._settle(Event.STARTED):
+            return
+        self.port.open()
+        streamer = DeltaStreamer(self.episode)
+        raised = await self._play(spec, streamer)
+        if self.entry.settled or not self._is_episode(raised):
+            return
+        self.episode.finish()
+        if await self._keep(spec.sampling):
+            await self._reply(spec, streamer)
+
+    async def _play(self, spec: RunSpec, streamer: DeltaStreamer) -> BaseException | None:
+        """Run the environment on its loop and stream what it writes; what it raised."""
+        context = Context(spec.request_id, spec.task, spec.sampling, spec.model, self.episode, spec.deadline)
+        started = time.monotonic()
+        outcome = self._environment = self._services.environments.submit(spec.environment.run(context))
+        outcome.add_done_callback(lambda _: self._wake_soon())
+        while not (outcome.done() or self.entry.settled):
+            await self._wake.wait()
+            self._wake.clear()
+            while not outcome.done() and (message := streamer.next_message()) is not None:
+                await self.port.send(message)
+                streamer.commit()
+        self._duration_seconds = time.monotonic() - started
+        return outcome.result() if outcome.done() else None
+
+    def _is_episode(self, raised: BaseException | None) -> bool:
+        """Whether there is an episode; if not, the run is refused. An exception after the first trace is
+        data."""
+        if raised is None:
+            return True
+        if self.episode.traces:
+            self.episode.add_error(EpisodeError.from_exception(raised, phase="environment"))
+            return True
+        if isinstance(raised, InvalidTaskError):
+            self._settle(
+                Event.REFUSED, Refusal(errors_pb2.ERROR_REASON_INVALID_TASK, str(raised), field="task_json")
+            )
+            return False
+        error = EpisodeError.from_exception(raised)
+        logger.error("run=%s reason=ENVIRONMENT_FAILED %s", self.name, error.traceback or error.message)
+        message = (
+            f"environment {self.episode.environment!r} raised {error.type} before its first trace: "
+            f"{error.message}; "
+            "the worker's log has the traceback"
+        )
+        self._settle(
+            Event.ENVIRONMENT_FAILED,
+            Refusal(errors_pb2.ERROR_REASON_ENVIRONMENT_FAILED, message, type=error.type),
+        )
+        return False
+
+    async def _keep(self, sampling: SamplingParams) -> bool:
+        """Hand the episode to the hook, and forget its arrays. Whether there is a reply to send."""
+        hook = self._services.hook()
+        if hook is None:
+            self.episode.drop_arrays()
+            return self._settle(Event.FINISHED_UNKEPT)
+        async with self._services.threads.free_keep_threads:
+            if not self._settle(Event.FINISHED):
+                return False
+            self.hook = hook
+            error = await self._services.threads.keep(hook, self.episode, sampling)
+        if error is not None:
+            logger.error("run=%s reason=HOOK_FAILED keep raised", self.name, exc_info=error)
+            message = (
+                f"the episode hook's keep raised {type(error).__name__}: {error}; "
+                "the worker's log has the traceback"
+            )
+            self._settle(Event.KEEP_RAISED, Refusal(errors_pb2.ERROR_REASON_HOOK_FAILED, message))
+            return False
+        self.episode.drop_arrays()
+        self._settle(Event.KEEP_RETURNED)
+        return not self.entry.settled
+
+    async def _reply(self, spec: RunSpec, streamer: DeltaStreamer) -> None:
+        """Stream what is left, and the reply."""
+        head = wire.head(
+            self.episode,
+            task_json=spec.task_json,
+            worker_instance=self._services.instance,
+            duration_seconds=self._duration_seconds,
+        )
+        messages = streamer.final_messages(head)
+        message = next(messages)
+        for following in messages:
+            await self.port.send(message)
+            message = following
+        await self.port.send_reply(message, lambda: self._settle(Event.REPLIED))
+
+    async def _environment_end(self) -> None:
+        """Keep the place until the environment has really ended, so that no more of them run than may."""
+        if (outcome := self._environment) is None or outcome.done():
+            return
+        self._close(outcome)
+        ended = asyncio.wrap_future(outcome, loop=self._loop)
+        done, _ = await asyncio.wait((ended,), timeout=SLOW_CANCEL_SECONDS)
+        if not done:
+            logger.warning(
+                "run=%s environment=%s has not ended %g s after it was cancelled: it blocks its loop, or "
+                "ignores "
+                "cancellation; its place stays taken",
+                self.name, self.episode.environment, SLOW_CANCEL_SECONDS,
+            )  # fmt: skip
+            await ended
+
+    def _wake_soon(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the worker has ended
+            self._loop.call_soon_threadsafe(self._wake.set)
+
+    def _close(self, environment: Outcome | None) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        if environment is not None and not environment.done():
+            self._services.environments.cancel(environment)
+
+    def _settle(self, event: Event, refusal: Refusal | None = None) -> bool:
+        return self._services.settle(self, event, refusal)

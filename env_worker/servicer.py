@@ -1,0 +1,211 @@
+"""EnvService on a worker: from gRPC calls to runs and back."""
+
+from __future__ import annotations
+
+import logging
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import grpc
+from envtrio.v1 import env_service_pb2, errors_pb2
+
+from env_worker.delta.limits import MAX_MESSAGE_BYTES
+from env_worker.delta.streamer import DELTA_TARGET_BYTES
+from env_worker.domain.ledger import CancelOutcome
+from env_worker.port import RunPort
+from env_worker.request import (
+    PROTOCOL_GENERATION,
+    check_generation,
+    check_name,
+    check_request_id,
+    read_request,
+)
+from env_worker.status import Refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from env_worker import run
+    from env_worker.envs.registry import EnvironmentRegistry
+    from env_worker.model.base import ModelClient
+    from env_worker.runner import Runner
+
+logger = logging.getLogger(__name__)
+
+SERVICE_NAME: Final = env_service_pb2.DESCRIPTOR.services_by_name["EnvService"].full_name
+VERSION: Final = version("envtrio")
+
+OUTCOMES: Final[Mapping[CancelOutcome, env_service_pb2.CancelOutcome.ValueType]] = {
+    CancelOutcome.ABORTED: env_service_pb2.CANCEL_OUTCOME_ABORTED,
+    CancelOutcome.DISCARDED: env_service_pb2.CANCEL_OUTCOME_DISCARDED,
+    CancelOutcome.TOO_LATE: env_service_pb2.CANCEL_OUTCOME_TOO_LATE,
+    CancelOutcome.REMEMBERED: env_service_pb2.CANCEL_OUTCOME_REMEMBERED,
+}
+
+
+def describe_environments(
+    environments: EnvironmentRegistry, model: ModelClient
+) -> list[env_service_pb2.EnvironmentDescription]:
+    """What is served, as Describe and a worker's hello say it."""
+    return [
+        env_service_pb2.EnvironmentDescription(
+            name=name,
+            description=str(getattr(environments.get(name), "description", "")),
+            default_model=model.name,
+        )
+        for name in environments.names
+    ]
+
+
+class EnvServicer:
+    """Serves a `Runner`'s runs. A handler drains its run's port and decides nothing but "written" and
+    "gone"."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        environments: EnvironmentRegistry,
+        model: ModelClient,
+        *,
+        instance: str,
+        clock: Callable[[], float],
+    ) -> None:
+        self._runner: Final = runner
+        self._environments: Final = environments
+        self._model: Final = model
+        self._instance: Final = instance
+        self._clock: Final = clock
+
+    async def Run(
+        self,
+        request: env_service_pb2.RunRequest,
+        context: grpc.aio.ServicerContext[env_service_pb2.RunRequest, bytes],
+    ) -> None:
+        """See EnvService.Run in env_service.proto. Messages are written as the bytes that the diff made."""
+        remaining = context.time_remaining()  # None: no deadline
+        port: RunPort[Refusal] = RunPort()
+        try:
+            deadline = None if remaining is None else self._clock() + remaining
+            spec = read_request(request, self._environments, self._model, deadline)
+            run = self._runner.start(spec, port)
+        except Refusal as refusal:
+            await self._abort(context, refusal)
+        except Exception as error:
+            logger.exception("reason=INTERNAL a fault of the worker itself")
+            fault = f"{type(error).__name__}: {error}; report it with the worker's log"
+            await self._abort(context, Refusal(errors_pb2.ERROR_REASON_INTERNAL, fault))
+        await self._drain(port, run, context)
+        if port.ending is not None:
+            await self._abort(context, port.ending)
+
+    async def _drain(
+        self,
+        port: RunPort[Refusal],
+        carried: run.Run,
+        context: grpc.aio.ServicerContext[env_service_pb2.RunRequest, bytes],
+    ) -> None:
+        try:
+            if await port.wait_open():
+                await context.send_initial_metadata(())
+            while (data := await port.take()) is not None:
+                await context.write(data)
+                port.written()  # of the reply: settles the run, and the next thing is status OK
+        finally:
+            # Cancelled, broken or done, by whatever exception: the first settlement counts, and no await
+            # before it.
+            self._runner.caller_gone(carried)
+
+    async def Cancel(
+        self,
+        request: env_service_pb2.CancelRequest,
+        context: grpc.aio.ServicerContext[env_service_pb2.CancelRequest, env_service_pb2.CancelResponse],
+    ) -> env_service_pb2.CancelResponse:
+        """See EnvService.Cancel in env_service.proto."""
+        try:
+            check_generation(request.protocol_generation)
+            check_request_id(request.request_id)
+            check_name("cause", request.cause)
+            outcome = self._runner.cancel(request.request_id)
+        except Refusal as refusal:
+            await self._abort(context, refusal)
+        logger.info(
+            "run=%s cancel outcome=%s cause=%r",
+            request.request_id[:8],
+            outcome.name,
+            request.cause or "none given",
+        )
+        return env_service_pb2.CancelResponse(outcome=OUTCOMES[outcome])
+
+    async def Describe(
+        self,
+        request: env_service_pb2.DescribeRequest,
+        context: grpc.aio.ServicerContext[env_service_pb2.DescribeRequest, env_service_pb2.DescribeResponse],
+    ) -> env_service_pb2.DescribeResponse:
+        """See EnvService.Describe in env_service.proto."""
+        try:
+            check_generation(request.protocol_generation)
+        except Refusal as refusal:
+            await self._abort(context, refusal)
+        slots = self._runner.slots
+        return env_service_pb2.DescribeResponse(
+            protocol_generation=PROTOCOL_GENERATION,
+            version=VERSION,
+            role="worker",
+            instance=self._instance,
+            environments=describe_environments(self._environments, self._model),
+            limits=env_service_pb2.Limits(
+                max_message_bytes=MAX_MESSAGE_BYTES,
+                delta_target_bytes=DELTA_TARGET_BYTES,
+                max_concurrent_runs=slots.capacity,
+                max_queued_runs=slots.max_waiting,
+            ),
+            late_cancel_seconds=self._runner.table.late_cancel_seconds,
+            ready_workers=int(self._runner.accepting),
+        )
+
+    async def Session(
+        self,
+        request_iterator: object,
+        context: grpc.aio.ServicerContext[env_service_pb2.SessionRequest, env_service_pb2.SessionResponse],
+    ) -> None:
+        """This worker has no sessions: the late-cancel window alone decides."""
+        await self._abort(
+            context,
+            Refusal(
+                errors_pb2.ERROR_REASON_NOT_OFFERED,
+                "this worker has no sessions; use Run and Cancel, the late-cancel window decides",
+                capability="sessions",
+            ),
+        )
+
+    async def _abort(self, context: grpc.aio.ServicerContext[Any, Any], refusal: Refusal) -> NoReturn:
+        logger.info("reason=%s %s", refusal.reason_name, refusal.message)
+        await context.abort(refusal.code, refusal.message, refusal.trailing_metadata())
+
+
+def method_handlers(servicer: EnvServicer) -> grpc.GenericRpcHandler:
+    """The service's handlers: those that the generated code makes, except that Run writes bytes as they
+    are."""
+    return grpc.method_handlers_generic_handler(
+        SERVICE_NAME,
+        {
+            "Run": grpc.unary_stream_rpc_method_handler(
+                servicer.Run, request_deserializer=env_service_pb2.RunRequest.FromString
+            ),
+            "Cancel": grpc.unary_unary_rpc_method_handler(
+                servicer.Cancel,
+                request_deserializer=env_service_pb2.CancelRequest.FromString,
+                response_serializer=env_service_pb2.CancelResponse.SerializeToString,
+            ),
+            "Describe": grpc.unary_unary_rpc_method_handler(
+                servicer.Describe,
+                request_deserializer=env_service_pb2.DescribeRequest.FromString,
+                response_serializer=env_service_pb2.DescribeResponse.SerializeToString,
+            ),
+            "Session": grpc.stream_stream_rpc_method_handler(
+                servicer.Session,
+                request_deserializer=env_service_pb2.SessionRequest.FromString,
+                response_serializer=env_service_pb2.SessionResponse.SerializeToString,
+            ),
+        },
+    )

@@ -1,0 +1,228 @@
+"""A worker's place in a pool, against a scripted RegistryService."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pytest
+from envtrio.v1 import registry_service_pb2 as pb
+from envtrio.v1 import registry_service_pb2_grpc
+
+from env_worker import registration
+from env_worker.config import WorkerSettings
+from env_worker.server import EXIT_REFUSED, WorkerServer
+from tests.helpers.clock import FakeClock
+from tests.helpers.history import DiscardBegan, History
+from tests.helpers.runner_harness import HaltingHook, within
+from tests.helpers.stub_client import StubClient
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+SMALL = {"turns": 1, "tokens_per_turn": 20}
+
+
+class Lease:
+    """One Register call, seen from the broker."""
+
+    def __init__(self, context: Any) -> None:
+        self.over = asyncio.Event()
+        self.refusal: tuple[grpc.StatusCode, str] | None = None
+        self._context = context
+
+    async def read(self) -> pb.RegisterRequest:
+        frame = await asyncio.wait_for(self._context.read(), 10)
+        assert isinstance(frame, pb.RegisterRequest), "the worker has ended its side"
+        return frame
+
+    async def at_end(self) -> bool:
+        while await asyncio.wait_for(self._context.read(), 10) is not grpc.aio.EOF:
+            pass
+        return True
+
+    async def send(self, **frame: Any) -> None:
+        await self._context.write(pb.RegisterResponse(**frame))
+
+    async def register(self, **fields: Any) -> pb.WorkerHello:
+        hello = (await self.read()).hello
+        fields = {"lease": "1" * 32, "heartbeat_seconds": 0.05, "lease_seconds": 10, **fields}
+        await self.send(registered=pb.Registered(**fields))
+        return hello
+
+
+class Broker(registry_service_pb2_grpc.RegistryServiceServicer):
+    def __init__(self) -> None:
+        self._leases: asyncio.Queue[Lease] = asyncio.Queue()
+        self._open: list[Lease] = []
+
+    async def Register(  # type: ignore[override]  # the stubs know plain iterators only
+        self, request_iterator: Any, context: Any
+    ) -> None:
+        lease = Lease(context)
+        self._open.append(lease)
+        self._leases.put_nowait(lease)
+        await lease.over.wait()
+        if lease.refusal is not None:
+            await context.abort(*lease.refusal)
+
+    async def lease(self) -> Lease:
+        return await asyncio.wait_for(self._leases.get(), 10)
+
+    def end(self) -> None:
+        for lease in self._open:
+            lease.over.set()
+
+
+@asynccontextmanager
+async def brokered(
+    *, clock: Callable[[], float] = time.monotonic, **settings: Any
+) -> AsyncIterator[tuple[Broker, WorkerServer, HaltingHook, StubClient]]:
+    broker, history = Broker(), History()
+    server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+    registry_service_pb2_grpc.add_RegistryServiceServicer_to_server(broker, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    hook = HaltingHook(history)
+    worker = WorkerServer(
+        WorkerSettings(environments=("synthetic",), broker=f"127.0.0.1:{port}", **settings),
+        hook=hook,
+        clock=clock,
+    )
+    await worker.start()
+    try:
+        async with StubClient(worker.address, history) as client:
+            yield broker, worker, hook, client
+    finally:
+        broker.end()
+        await asyncio.wait_for(worker.stop(hurry=True), 20)
+        await server.stop(0)
+
+
+async def test_hello_heartbeats_and_a_goodbye(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENV_WORKER_LOCAL_SLOT", "3")
+    async with brokered(max_concurrent=5, late_cancel_seconds=7, advertise="worker:1") as (
+        broker,
+        worker,
+        *_,
+    ):
+        lease = await broker.lease()
+        hello = await lease.register()
+        assert (hello.protocol_generation, hello.instance, hello.address) == (1, worker.instance, "worker:1")
+        assert (hello.max_concurrent_runs, hello.late_cancel_seconds, hello.local_slot) == (5, 7, "3")
+        assert [environment.name for environment in hello.environments] == ["synthetic"]
+        beats = [(await lease.read()).heartbeat for _ in range(3)]
+        assert [beat.seq for beat in beats] == [1, 2, 3]
+        assert not beats[0].draining
+        stopping = asyncio.create_task(worker.stop(hurry=True))
+        assert await lease.at_end(), "the worker ends its side"
+        lease.over.set()
+        await asyncio.wait_for(stopping, 20)
+
+
+async def test_without_an_address_of_its_own_it_advertises_the_bound_one() -> None:
+    async with brokered() as (broker, worker, *_):
+        assert (await (await broker.lease()).register()).address == worker.address
+
+
+async def test_it_comes_back_with_what_it_holds_and_discards_what_was_given_up() -> None:
+    async with brokered(max_concurrent=4) as (broker, worker, hook, client):
+        lease = await broker.lease()
+        first = await lease.register()
+        kept = [await client.run(SMALL) for _ in range(2)]
+        live = client.start({"turns": 1, "turn_seconds": 600})
+        await live.next()
+        lease.over.set()
+        lease = await broker.lease()
+        hello = await lease.register(given_up=[kept[0].run, live.run])
+        assert hello.instance == first.instance
+        assert {(run.request_id, run.state) for run in hello.held_runs} == {
+            (kept[0].run, pb.HELD_RUN_STATE_REPLIED),
+            (kept[1].run, pb.HELD_RUN_STATE_REPLIED),
+            (live.run, pb.HELD_RUN_STATE_RUNNING),
+        }
+        frame = await lease.read()
+        assert list(frame.given_up_ack.request_ids) == [kept[0].run, live.run], "before any heartbeat"
+        assert (await live.finish()).reason == "CANCEL_REQUESTED"
+        await within(worker.runner.wait_hooks())
+        assert [episode.request_id for episode in hook.discarded] == [kept[0].run]
+        assert not client.history.of(kept[1].run, DiscardBegan)
+
+
+async def test_a_window_closes_when_a_heartbeat_after_its_end_is_acknowledged() -> None:
+    clock = FakeClock()
+    async with brokered(clock=clock, late_cancel_seconds=60) as (broker, worker, _, client):
+        lease = await broker.lease()
+        await lease.register()
+        outcome = await client.run(SMALL)
+        clock.advance(60)
+        worker.runner.expire()
+        assert worker.runner.table.open_windows == 1
+        await lease.read()  # may have left before the window's end
+        seq = (await lease.read()).heartbeat.seq
+        await lease.send(heartbeat_ack=pb.HeartbeatAck(seq=seq))
+        await within(worker.runner.wait_windows())
+        assert await client.cancel(outcome.run) == "TOO_LATE"
+
+
+async def test_a_drain_order_is_as_sigterm() -> None:
+    async with brokered() as (broker, worker, *_):
+        lease = await broker.lease()
+        await lease.register()
+        await lease.send(drain=pb.DrainOrder(cause="the pool shrinks"))
+        await asyncio.wait_for(worker.stop_wanted.wait(), 10)
+        worker.runner.drain()
+        while not (await lease.read()).heartbeat.draining:
+            pass
+
+
+async def test_a_stream_that_ends_before_the_place_was_given_is_tried_again() -> None:
+    async with brokered() as (broker, *_):
+        (await broker.lease()).over.set()
+        await (await broker.lease()).register()
+
+
+async def test_a_frame_of_a_later_version_is_ignored() -> None:
+    async with brokered() as (broker, *_):
+        lease = await broker.lease()
+        await lease.register()
+        await lease.send()
+        seq = (await lease.read()).heartbeat.seq
+        assert (await lease.read()).heartbeat.seq == seq + 1
+
+
+async def test_a_silent_broker_is_left_after_the_lease() -> None:
+    async with brokered() as (broker, *_):
+        await (await broker.lease()).register(lease_seconds=0.05)
+        await (await broker.lease()).register()
+
+
+@pytest.mark.parametrize("code", sorted(registration._HOPELESS, key=str))
+async def test_a_refusal_that_would_repeat_itself_ends_the_worker(code: grpc.StatusCode) -> None:
+    async with brokered() as (broker, worker, *_):
+        lease = await broker.lease()
+        lease.refusal = (code, "not you")
+        lease.over.set()
+        await asyncio.wait_for(worker.stop_wanted.wait(), 10)
+        assert worker.exit_code == EXIT_REFUSED
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.ABORTED])
+async def test_any_other_end_is_tried_again(code: grpc.StatusCode) -> None:
+    async with brokered() as (broker, worker, *_):
+        lease = await broker.lease()
+        lease.refusal = (code, "later")
+        lease.over.set()
+        await (await broker.lease()).register()
+        assert not worker.stop_wanted.is_set()
+
+
+async def test_a_broker_that_is_not_there_yet_stops_nothing() -> None:
+    worker = WorkerServer(WorkerSettings(environments=("synthetic",), broker="127.0.0.1:1"))
+    await worker.start()
+    async with StubClient(worker.address, History()) as client:
+        assert (await client.run(SMALL)).code == "OK"
+    await asyncio.wait_for(worker.stop(hurry=True), 20)

@@ -1,0 +1,106 @@
+"""The worker's settings: one table, from which flags and variables come."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, fields
+from typing import Any
+
+import pytest
+
+from env_worker.config import SettingsError, WorkerSettings, make_parser, settings_table
+
+FIXED_FLAGS = {
+    "--env", "--hook", "--listen", "--broker", "--advertise", "--max-concurrent", "--late-cancel-seconds",
+    "--drain-seconds", "--linger-seconds", "--kill-seconds",
+}  # fmt: skip
+
+
+def test_the_table_has_every_field_once_and_the_fixed_flags() -> None:
+    table = settings_table()
+    assert [setting.name for setting in table] == [item.name for item in fields(WorkerSettings)]
+    assert {setting.flag for setting in table} >= FIXED_FLAGS
+    assert all(setting.unit and setting.help for setting in table)
+
+
+@pytest.mark.parametrize("setting", settings_table(), ids=lambda setting: setting.flag)
+def test_a_variable_is_the_flag_in_capitals_behind_the_prefix_and_help_names_it(setting: Any) -> None:
+    assert setting.variable == "ENV_WORKER_" + setting.flag[2:].replace("-", "_").upper()
+    text = " ".join(make_parser().format_help().split())
+    assert setting.variable in text
+    assert setting.flag in text
+
+
+def test_defaults() -> None:
+    settings = WorkerSettings.from_arguments([], {})
+    assert settings == WorkerSettings()
+    assert (settings.listen, settings.late_cancel_seconds, settings.loopback) == ("127.0.0.1:0", 60.0, True)
+    with pytest.raises(FrozenInstanceError):
+        settings.seed = 1  # type: ignore[misc]
+
+
+def test_flags_win_over_variables_and_variables_over_defaults() -> None:
+    variables = {
+        "ENV_WORKER_HOOK": "my_hooks:hook",
+        "ENV_WORKER_SEED": "7",
+        "ENV_WORKER_INSECURE": "true",
+        "ENV_WORKER_ENV": "a, b",
+        "ENV_WORKER_DRAIN_SECONDS": "2.5",
+    }
+    settings = WorkerSettings.from_arguments(["--seed", "8", "--kill-seconds", "1"], variables)
+    assert (settings.hook, settings.seed, settings.insecure) == ("my_hooks:hook", 8, True)
+    assert (settings.environments, settings.drain_seconds, settings.kill_seconds) == (("a", "b"), 2.5, 1.0)
+    assert WorkerSettings.from_arguments(["--env", "c", "--env", "d"], variables).environments == ("c", "d")
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"max_concurrent": 0}, "--max-concurrent is 0, expected 1"),
+        ({"hook_threads": 0}, "--hook-threads is 0"),
+        ({"max_queue": -1}, "--max-queue is -1, expected 0"),
+        ({"late_cancel_seconds": -1.0}, "--late-cancel-seconds is -1"),
+        ({"drain_seconds": float("nan")}, "--drain-seconds is nan"),
+        ({"linger_seconds": float("inf")}, "--linger-seconds is inf"),
+        ({"kill_seconds": "soon"}, "--kill-seconds is 'soon'"),
+        ({"accuracy": 1.5}, "--accuracy is 1.5, expected 0 to 1"),
+        ({"seed": True}, "--seed is True"),
+        ({"listen": "8080"}, "--listen is '8080', expected HOST:PORT"),
+        ({"listen": "127.0.0.1:99999"}, "65535"),
+        ({"broker": "127.0.0.1:0"}, "--broker is '127.0.0.1:0'"),
+        ({"advertise": "host"}, "--advertise"),
+        ({"log_level": "loud"}, "choose one of debug, info"),
+        ({"listen": "0.0.0.0:7460", "broker": "broker:7000"}, "--advertise HOST:PORT"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_naming_flag_value_and_limit(
+    changes: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(SettingsError) as error:
+        WorkerSettings(**changes)
+    assert named in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("listen", "loopback"),
+    [
+        ("127.0.0.1:1", True),
+        ("127.8.0.1:1", True),
+        ("localhost:1", True),
+        ("[::1]:1", True),
+        ("0.0.0.0:1", False),
+        ("10.0.0.1:1", False),
+        ("[::]:1", False),
+    ],
+)
+def test_what_is_loopback(listen: str, loopback: bool) -> None:
+    assert WorkerSettings(listen=listen).loopback is loopback
+
+
+@pytest.mark.parametrize("arguments", [["--no-such"], ["--seed", "x"], ["--env"], ["stray"]])
+def test_an_unknown_flag_or_a_value_of_the_wrong_kind_ends_with_usage(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        WorkerSettings.from_arguments(arguments, {})
+    assert end.value.code == 2
+    assert "usage: env-worker serve" in capsys.readouterr().err

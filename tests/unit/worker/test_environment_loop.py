@@ -1,0 +1,132 @@
+"""The environments' own thread and loop, and the wake-ups that come from it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from env_worker.environment_loop import EnvironmentLoop, Outcome, WakeUp
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def loop() -> Iterator[EnvironmentLoop]:
+    loop = EnvironmentLoop()
+    loop.start()
+    yield loop
+    loop.stop()
+
+
+async def ended(outcome: Outcome) -> BaseException | None:
+    return await asyncio.wait_for(asyncio.wrap_future(outcome), 5)
+
+
+async def test_a_coroutine_runs_in_the_environments_thread(loop: EnvironmentLoop) -> None:
+    names: list[str] = []
+
+    async def play() -> None:
+        names.append(threading.current_thread().name)
+
+    assert await ended(loop.submit(play())) is None
+    assert names == ["environments"]
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("x"), SystemExit(1), KeyboardInterrupt(), asyncio.CancelledError()]
+)
+async def test_whatever_it_raises_is_its_outcome_and_the_loop_goes_on(
+    loop: EnvironmentLoop, error: BaseException
+) -> None:
+    async def fail() -> None:
+        raise error
+
+    async def play() -> None: ...
+
+    assert await ended(loop.submit(fail())) is error
+    assert await ended(loop.submit(play())) is None
+
+
+async def test_a_task_of_an_environment_that_exits_does_not_end_the_loop(loop: EnvironmentLoop) -> None:
+    async def leave() -> None:
+        raise SystemExit(1)
+
+    async def play() -> None:
+        task = asyncio.create_task(leave())
+        await asyncio.wait((task,))
+        task.exception()
+
+    assert await ended(loop.submit(play())) is None
+
+
+async def test_a_cancel_is_done_when_the_coroutine_has_ended(loop: EnvironmentLoop) -> None:
+    here, go = asyncio.Event(), threading.Event()
+    mine = asyncio.get_running_loop()
+
+    async def play() -> None:
+        try:
+            mine.call_soon_threadsafe(here.set)
+            await asyncio.Event().wait()
+        finally:
+            go.wait(5)
+
+    outcome = loop.submit(play())
+    await asyncio.wait_for(here.wait(), 5)
+    loop.cancel(outcome)
+    assert not outcome.done()
+    go.set()
+    assert isinstance(await ended(outcome), asyncio.CancelledError)
+    loop.cancel(outcome)  # over already
+
+
+async def test_a_cancel_before_the_first_step_ends_it_too(loop: EnvironmentLoop) -> None:
+    go, began = threading.Event(), False
+
+    async def block() -> None:
+        go.wait(5)
+
+    async def play() -> None:
+        nonlocal began
+        began = True
+
+    blocked, outcome = loop.submit(block()), loop.submit(play())
+    loop.cancel(outcome)
+    go.set()
+    assert await ended(blocked) is None
+    assert isinstance(await ended(outcome), asyncio.CancelledError)
+    assert not began
+
+
+async def test_many_changes_are_one_wake_up_and_a_later_one_is_another() -> None:
+    woken = asyncio.Event()
+    count = 0
+
+    def wake() -> None:
+        nonlocal count
+        count += 1
+        woken.set()
+
+    wake_up = WakeUp(asyncio.get_running_loop(), wake)
+
+    def change_often() -> None:
+        for _ in range(1000):
+            wake_up()
+
+    for expected in (1, 2):
+        thread = threading.Thread(target=change_often)
+        woken.clear()
+        thread.start()
+        thread.join()
+        await asyncio.wait_for(woken.wait(), 5)
+        assert count == expected
+
+
+def test_a_change_after_the_end_of_the_loop_is_nothing() -> None:
+    loop = asyncio.new_event_loop()
+    wake_up = WakeUp(loop, lambda: None)
+    loop.close()
+    wake_up()
