@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import os
+import socket
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 VARIABLE_PREFIX: Final = "ENV_WORKER_"
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+WILDCARDS: Final = frozenset({"0.0.0.0", "[::]", "::"})
 LOCAL_SLOT_VARIABLE: Final = "ENV_WORKER_LOCAL_SLOT"
 """Set by a broker for the workers that it starts itself; handed back when the worker registers."""
 
@@ -64,7 +66,8 @@ class WorkerSettings:
         "--advertise",
         None,
         "HOST:PORT",
-        "address at which the broker and trainers reach this worker, if not --listen's",
+        "address at which the broker and trainers reach this worker; default: --listen's, with this host's "
+        "name where that is a wildcard",
     )
     max_concurrent: int = _setting("--max-concurrent", 64, "runs", "runs that are carried at once")
     max_queue: int = _setting("--max-queue", 256, "runs", "runs that may wait for one of those places")
@@ -114,14 +117,15 @@ class WorkerSettings:
         for name in ("listen", "broker", "advertise"):
             if (address := getattr(self, name)) is not None:
                 self._check_address(name, address)
-        wildcard = self.listen.rpartition(":")[0] in ("0.0.0.0", "[::]", "::")
-        if self.broker is not None and self.advertise is None and wildcard:
-            raise SettingsError(
-                f"--listen is {self.listen}, an address that no broker can dial; name this worker's own with "
-                "--advertise HOST:PORT"
-            )
         if self.log_level not in LOG_LEVELS:
             raise SettingsError(f"--log-level is {self.log_level!r}; choose one of {', '.join(LOG_LEVELS)}")
+
+    def advertised(self, bound: str) -> str:
+        """The address that the worker gives to its broker, where it was bound to HOST:PORT `bound`."""
+        host, _, port = bound.rpartition(":")
+        # Nobody can dial a wildcard. The host's name is what containers resolve; where others do not, the
+        # broker says so at the first run, and --advertise mends it.
+        return self.advertise or (f"{socket.gethostname()}:{port}" if host in WILDCARDS else bound)
 
     @classmethod
     def from_arguments(

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import importlib.util
 import json
+import sys
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 from env_worker.domain import InvalidTaskError, Message
@@ -24,6 +27,8 @@ MAX_SEED: Final = 2**32 - 1
 MAX_TRIES: Final = 32
 CACHED_DATASETS: Final = 32
 
+# The package always imports pycosat, which takes a C compiler to install; only these use it.
+_NEEDS_PYCOSAT: Final = frozenset({"zebra_puzzles"})
 _KEYS: Final = ("dataset", "seed", "index", "params", "max_tries")
 _TRY_AGAIN: Final = "That answer is wrong. Think again, and give another answer in the same form."
 
@@ -63,7 +68,14 @@ class ReasoningGymEnvironment:
     description = "procedural reasoning tasks of the reasoning-gym package, scored by its own verifiers"
 
     def __init__(self, dataset: str | None = None) -> None:
-        self._gym = importlib.import_module("reasoning_gym")
+        self._has_pycosat = importlib.util.find_spec("pycosat") is not None
+        if not self._has_pycosat:
+            sys.modules["pycosat"] = ModuleType("pycosat", "Stands in for the missing package.")
+        try:
+            self._gym = importlib.import_module("reasoning_gym")
+        finally:
+            if not self._has_pycosat:
+                del sys.modules["pycosat"]
         self._registered: Mapping[str, tuple[type, type]] = importlib.import_module(
             "reasoning_gym.factory"
         ).DATASETS
@@ -114,6 +126,11 @@ class ReasoningGymEnvironment:
             )
         if name not in self._registered:
             raise InvalidTaskError(self._unknown(name))
+        if name in _NEEDS_PYCOSAT and not self._has_pycosat:
+            raise InvalidTaskError(
+                f"task key 'dataset' is {shown(name)}, which this worker cannot build: it needs the package "
+                "pycosat, and that a C compiler; install both on the worker, or ask for another dataset"
+            )
         seed = fields.integer("seed", 0, 0, MAX_SEED)
         params = fields.mapping("params")
         checked = ReasoningGymTask(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import FrozenInstanceError, fields
 from typing import Any
 
@@ -69,7 +70,6 @@ def test_flags_win_over_variables_and_variables_over_defaults() -> None:
         ({"broker": "127.0.0.1:0"}, "--broker is '127.0.0.1:0'"),
         ({"advertise": "host"}, "--advertise"),
         ({"log_level": "loud"}, "choose one of debug, info"),
-        ({"listen": "0.0.0.0:7460", "broker": "broker:7000"}, "--advertise HOST:PORT"),
     ],
 )
 def test_a_value_out_of_range_is_refused_naming_flag_value_and_limit(
@@ -104,3 +104,18 @@ def test_an_unknown_flag_or_a_value_of_the_wrong_kind_ends_with_usage(
         WorkerSettings.from_arguments(arguments, {})
     assert end.value.code == 2
     assert "usage: env-worker serve" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("advertise", "bound", "expected"),
+    [
+        (None, "127.0.0.1:7000", "127.0.0.1:7000"),
+        (None, "0.0.0.0:7000", f"{socket.gethostname()}:7000"),
+        (None, "[::]:7000", f"{socket.gethostname()}:7000"),
+        ("worker-3:9000", "0.0.0.0:7000", "worker-3:9000"),
+    ],
+)
+def test_a_wildcard_is_advertised_by_the_name_of_the_host(
+    advertise: str | None, bound: str, expected: str
+) -> None:
+    assert WorkerSettings(advertise=advertise).advertised(bound) == expected

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -201,3 +204,38 @@ async def test_one_data_set_can_be_served_alone() -> None:
         only.validate({"dataset": "gcd"})
     with pytest.raises(EnvironmentLoadError, match="did you mean 'gcd'"):
         EnvironmentRegistry(["reasoning-gym:gdc"])
+
+
+def test_without_a_c_compiler_all_but_the_zebra_puzzles_are_served() -> None:
+    code = """
+import importlib.abc, sys
+
+class Missing(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "pycosat":
+            raise ModuleNotFoundError(name)
+        return None
+
+import importlib.util
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, package=None: None if name == "pycosat" else found(name, package)
+sys.meta_path.insert(0, Missing())
+
+from env_worker.domain import InvalidTaskError
+from env_worker.envs.reasoning_gym import ReasoningGymEnvironment
+
+environment = ReasoningGymEnvironment()
+environment.validate({"dataset": "chain_sum"})
+assert "pycosat" not in sys.modules
+try:
+    environment.validate({"dataset": "zebra_puzzles"})
+except InvalidTaskError as error:
+    print(error)
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert "'zebra_puzzles', which this worker cannot build: it needs the package pycosat" in ran.stdout
+
+
+def test_with_pycosat_zebra_puzzles_are_served() -> None:
+    assert importlib.util.find_spec("pycosat") is not None, "the test environment has a C compiler"
+    ReasoningGymEnvironment().validate({"dataset": "zebra_puzzles"})
