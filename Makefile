@@ -62,6 +62,9 @@ coverage: $(VENV)/.installed-dev ## Fail unless every branch of the core is cove
 protos: | $(VENV)/bin/python ## Regenerate the stubs
 	$(BIN)/python protos/generate.py
 
+docs: $(VENV)/.installed-dev ## Write the parts of the documents that come from code
+	$(BIN)/python -m tests.helpers.documents
+
 release-image: $(VENV)/.installed-dev ## At a release: remember its protos for `buf breaking`
 	$(BIN)/buf build protos -o $(RELEASE_IMAGE)
 
@@ -85,4 +88,4 @@ test-compose: ## Build the image, bring the pool up, run the client, take it dow
 clean: ## Remove environments and caches
 	rm -rf $(VENV) .venv-protos build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
-.PHONY: help run test verify lint drift coverage protos release-image format up down test-compose clean
+.PHONY: help run test verify lint drift coverage protos docs release-image format up down test-compose clean

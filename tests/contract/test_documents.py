@@ -1,0 +1,95 @@
+"""What the documents show is what the code does: README's code runs, what is printed from code is current."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from env_client import EnvClient
+from tests.helpers.documents import ROOT, SECTIONS, rendered
+from tests.helpers.pools import serving
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"^```python\n(.*?)^```", README, flags=re.DOTALL | re.MULTILINE)
+SHOWN_ADDRESS = "127.0.0.1:50051"
+
+
+def block(word: str) -> str:
+    """The one code block of README that has `word`."""
+    (found,) = [text for text in BLOCKS if word in text]
+    return found
+
+
+@pytest.fixture(scope="module")
+async def address(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
+    """A worker with README's own hook and environment."""
+    folder: Path = tmp_path_factory.mktemp("readme")
+    (folder / "my_hooks.py").write_text(block("class Hook"))
+    (folder / "my_envs.py").write_text(block("class Echo"))
+    arguments = (
+        "--env",
+        "reasoning-gym",
+        "--env",
+        "synthetic",
+        "--env",
+        "my_envs:Echo",
+        "--hook",
+        "my_hooks:hook",
+    )
+    quick = ("--drain-seconds", "0", "--linger-seconds", "0")
+    async with serving("env_worker", *arguments, *quick, directory=folder) as server:
+        async with EnvClient(server.address) as client:
+            await client.wait_until_ready(30)
+        yield server.address
+
+
+async def run_block(word: str, address: str) -> str:
+    code = block(word)
+    assert SHOWN_ADDRESS in code
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-W", "error", "-c", code.replace(SHOWN_ADDRESS, address),
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    out, error = await asyncio.wait_for(process.communicate(), 30)
+    assert process.returncode == 0, error.decode()
+    return out.decode()
+
+
+async def test_the_client_on_the_first_screen_runs(address: str) -> None:
+    out = await run_block("asyncio.run(main())", address)
+    assert re.search(r"delta \d+ bytes", out)
+    assert re.search(r"\d+ nodes, ok: True reward: [01]", out)
+    assert len([line for line in block("asyncio.run(main())").splitlines() if line]) <= 12
+
+
+async def test_the_bare_stub_runs(address: str) -> None:
+    assert (await run_block("insecure_channel", address)).strip() == "True {'trace-0': 6}"
+
+
+async def test_the_hook_keeps_and_its_reference_arrives(address: str) -> None:
+    async with EnvClient(address) as client:
+        episode = await client.run({"turns": 2}, env="synthetic")
+    assert json.loads(episode.traces[0].info_json["arrays_at"]) == f"{episode.head.episode_id}/trace-0"
+    hook = block("class Hook").partition("class Hook:")[2].partition("\nhook =")[0]
+    assert len([line for line in hook.splitlines() if line.strip()]) <= 10
+
+
+async def test_the_environment_runs(address: str) -> None:
+    async with EnvClient(address) as client:
+        episode = await client.run({"say": "hello"}, env="my_envs:Echo")
+    assert episode.head.ok
+    assert episode.traces[0].rewards["length"].value > 0
+
+
+@pytest.mark.parametrize("document", SECTIONS)
+def test_what_comes_from_code_is_current(document: str) -> None:
+    assert (ROOT / document).read_text() == rendered(document), "run `make docs`"
