@@ -1,4 +1,4 @@
-"""What the documents show is what the code does: README's code runs, what is printed from code is current."""
+"""What the documents show is what the code does: README runs, what is printed from code is current."""
 
 from __future__ import annotations
 

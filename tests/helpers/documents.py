@@ -1,4 +1,4 @@
-"""The parts of the documents that come from code. `python -m tests.helpers.documents` writes them (`make docs`)."""
+"""The parts of the documents that come from code. `make docs` writes them."""
 
 from __future__ import annotations
 

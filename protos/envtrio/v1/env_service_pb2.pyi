@@ -74,9 +74,13 @@ class _ConfirmOutcomeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper.
     CONFIRM_OUTCOME_DISCARDED: _ConfirmOutcome.ValueType  # 2
     """It had been taken back: its arrays are discarded, the episode must not be used."""
     CONFIRM_OUTCOME_WORKER_LOST: _ConfirmOutcome.ValueType  # 3
-    """Its worker is lost. What was kept in that worker's memory is lost with it; nothing else is known."""
+    """Its worker is lost. What was kept in that worker's memory is lost with it, if the worker died; if it was cut off and
+    comes back, the episode may count as delivered. Only a fetch of its arrays can tell.
+    """
     CONFIRM_OUTCOME_UNKNOWN: _ConfirmOutcome.ValueType  # 4
-    """No such run is known here, or it has not replied."""
+    """No such run is known here, or it has not replied. Repeat it until the window is over: a broker that was
+    restarted learns of its workers' runs when they register.
+    """
 
 class ConfirmOutcome(_ConfirmOutcome, metaclass=_ConfirmOutcomeEnumTypeWrapper):
     """What became of a run that was confirmed."""
@@ -88,9 +92,13 @@ CONFIRM_OUTCOME_CONFIRMED: ConfirmOutcome.ValueType  # 1
 CONFIRM_OUTCOME_DISCARDED: ConfirmOutcome.ValueType  # 2
 """It had been taken back: its arrays are discarded, the episode must not be used."""
 CONFIRM_OUTCOME_WORKER_LOST: ConfirmOutcome.ValueType  # 3
-"""Its worker is lost. What was kept in that worker's memory is lost with it; nothing else is known."""
+"""Its worker is lost. What was kept in that worker's memory is lost with it, if the worker died; if it was cut off and
+comes back, the episode may count as delivered. Only a fetch of its arrays can tell.
+"""
 CONFIRM_OUTCOME_UNKNOWN: ConfirmOutcome.ValueType  # 4
-"""No such run is known here, or it has not replied."""
+"""No such run is known here, or it has not replied. Repeat it until the window is over: a broker that was
+restarted learns of its workers' runs when they register.
+"""
 Global___ConfirmOutcome: typing_extensions.TypeAlias = ConfirmOutcome
 
 @typing.final
@@ -619,10 +627,13 @@ class SessionOpened(google.protobuf.message.Message):
     INSTANCE_FIELD_NUMBER: builtins.int
     CAPABILITIES_FIELD_NUMBER: builtins.int
     SESSION_GRACE_SECONDS_FIELD_NUMBER: builtins.int
+    LATE_CANCEL_SECONDS_FIELD_NUMBER: builtins.int
     instance: builtins.str
     """As in DescribeResponse."""
     session_grace_seconds: builtins.float
     """As in DescribeResponse."""
+    late_cancel_seconds: builtins.float
+    """As in DescribeResponse: how long a confirmation that gets no answer is worth repeating."""
     @property
     def capabilities(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Advisory: see DescribeResponse."""
@@ -633,14 +644,18 @@ class SessionOpened(google.protobuf.message.Message):
         instance: builtins.str = ...,
         capabilities: collections.abc.Iterable[builtins.str] | None = ...,
         session_grace_seconds: builtins.float = ...,
+        late_cancel_seconds: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["capabilities", b"capabilities", "instance", b"instance", "session_grace_seconds", b"session_grace_seconds"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["capabilities", b"capabilities", "instance", b"instance", "late_cancel_seconds", b"late_cancel_seconds", "session_grace_seconds", b"session_grace_seconds"]) -> None: ...
 
 Global___SessionOpened: typing_extensions.TypeAlias = SessionOpened
 
 @typing.final
 class Confirm(google.protobuf.message.Message):
-    """Confirms episodes: makes their delivery final. Each MUST be answered, in any order and grouping. Idempotent."""
+    """Confirms episodes: makes their delivery final. Idempotent. Each is answered, in any order and grouping, except where
+    the worker that replied does not answer the broker: then the client repeats it in its next session stream, or gives
+    up when the window is over, not knowing whether the episode was delivered.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

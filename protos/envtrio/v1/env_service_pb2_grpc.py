@@ -146,6 +146,9 @@ class EnvServiceServicer(object):
         back within `session_grace_seconds`, its runs are cancelled on its behalf: live ones, and replied ones that were
         not confirmed. After `goodbye` its runs are left to themselves.
 
+        A confirmation and a Cancel of one run may meet: the first to reach the worker settles it, and both are answered
+        accordingly. A run of a session that was never opened here, or of none, is decided by the window alone.
+
         A server with the capability "session-runs" also carries runs in the session (open_run, run_data,
         run_credit, end_run), each with the grammar, the commit point and the statuses of Run. A client MUST NOT
         send open_run to a server without it.
