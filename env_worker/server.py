@@ -111,10 +111,7 @@ class WorkerServer:
             ) from error
         self.address = f"{host}:{port}"
         runner = self._runner = Runner(settings, instance=self.instance, hook=self._hook, clock=self._clock)
-        # The shape of Qwen3-30B-A3B: 384 bytes of routing a token.
-        model = SimulatedModel(
-            seed=settings.seed, accuracy=settings.accuracy, layers=48, top_k=8, experts=128
-        )
+        model = SimulatedModel(seed=settings.seed, accuracy=settings.accuracy)
         servicer = EnvServicer(runner, self.environments, model, instance=self.instance, clock=self._clock)
         server.add_generic_rpc_handlers((method_handlers(servicer),))
         health = health_aio.HealthServicer()

@@ -43,6 +43,7 @@ class SimulatedModel:
     never calls a tool. Of the sampling parameters it follows `seed`, `max_tokens` and `logprobs`. Every Call
     of it says `simulated`.
 
+    The routing has the shape of Qwen3-30B-A3B by default: 384 bytes a token.
     `mask_width` and `head_width` are the most ids that a sampled token's mask and head hold; 0 leaves the
     array out, as `layers` 0 leaves out the routing. `token_seconds` is how long one sampled token takes.
 
@@ -51,9 +52,9 @@ class SimulatedModel:
 
     seed: int = 0
     accuracy: float = 0.6
-    layers: int = 4
-    top_k: int = 2
-    experts: int = 64
+    layers: int = 48
+    top_k: int = 8
+    experts: int = 128
     vocabulary: int = 32_768
     mask_width: int = 16
     head_width: int = 4

@@ -61,7 +61,7 @@ async def test_a_turn_has_all_token_streams_and_training_arrays() -> None:
     sampled_ids = answer.token_ids[answer.mask]
     for node in trace.nodes:
         assert node.routed_experts is not None
-        assert node.routed_experts.shape == (len(node.token_ids), 4, 2)
+        assert node.routed_experts.shape == (len(node.token_ids), 48, 8)
         assert node.routed_experts.any(axis=(1, 2)).all()
     assert answer.sampling_mask is not None
     assert answer.top_logprobs is not None
@@ -194,7 +194,7 @@ async def test_nothing_to_answer_and_a_foreign_parent_are_refused() -> None:
         {"accuracy": 1.1},
         {"accuracy": float("nan")},
         {"seed": -1},
-        {"top_k": 65},
+        {"top_k": 129},
         {"experts": 1},
         {"layers": 513},
     ],
