@@ -10,7 +10,12 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 HERE = Path(__file__).resolve().parent
 TASKS = HERE / "tasks" / "reasoning_gym.jsonl"
@@ -28,8 +33,16 @@ BROKER = [
 ]
 
 
-def start_broker() -> tuple[subprocess.Popen[str], str]:
-    """Start the pool in a session of its own, so that Ctrl-C reaches the client alone. Return its address."""
+@contextmanager
+def pool() -> Iterator[str]:
+    """A broker and two workers, at the address that it yields; ended whatever happens.
+
+    They have a session of their own, so that Ctrl-C does not reach them before the client.
+    """
+    # A Ctrl-C between the start of the process and the `try` would leave it behind.
+    early: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda caught, _: early.append(caught))
     with POOL_LOG.open("w") as log:
         broker = subprocess.Popen(
             [sys.executable, *BROKER],
@@ -39,51 +52,67 @@ def start_broker() -> tuple[subprocess.Popen[str], str]:
             cwd=HERE.parent,
             start_new_session=True,
         )
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.default_int_handler)
+        if early:
+            raise KeyboardInterrupt
+        yield address_of(broker)
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        stop(broker)
+
+
+def address_of(broker: subprocess.Popen[str]) -> str:
+    """The address that the broker listens on. SystemExit with its log if it ends before that."""
     assert broker.stdout is not None
     for line in broker.stdout:
         if line.startswith("listening on "):
-            return broker, line.removeprefix("listening on ").strip()
-    raise SystemExit(
-        f"{POOL_LOG.read_text()}the broker ended with exit code {broker.wait()} before it listened"
-    )
+            return line.removeprefix("listening on ").strip()
+    code = broker.wait()
+    raise SystemExit(f"{POOL_LOG.read_text()}the broker ended with exit code {code} before it listened")
 
 
-def stop_broker(broker: subprocess.Popen[str]) -> None:
+def stop(broker: subprocess.Popen[str]) -> None:
     """End the pool by its process id. A broker that does not end in time is killed; its workers follow it."""
-    if broker.poll() is None:
-        broker.send_signal(signal.SIGTERM)
-        try:
-            broker.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            broker.kill()
-            broker.wait()
+    broker.terminate()
+    try:
+        broker.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        broker.kill()
+        broker.wait()
+
+
+def run_client(address: str) -> int:
+    """Run the tasks; the client's exit code. On Ctrl-C it cancels its runs before it ends."""
+    client = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "env_client", "run", "--broker", address, "--env", "reasoning-gym"),
+            *("--tasks", str(TASKS), "--count", "32", "--concurrency", "16", "--out", str(EPISODES)),
+        ],
+        cwd=HERE.parent,
+    )
+    try:
+        return client.wait()
+    except KeyboardInterrupt:
+        client.send_signal(signal.SIGINT)  # from a terminal it has got it already
+        client.wait(STOP_SECONDS)
+        raise
 
 
 def main() -> int:
     OUT.mkdir(exist_ok=True)
-    broker, address = start_broker()
-    client: subprocess.Popen[bytes] | None = None
     try:
-        print(f"a broker listens on {address}, two workers are starting", flush=True)
-        client = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "env_client", "run", "--broker", address, "--env", "reasoning-gym"),
-                *("--tasks", str(TASKS), "--count", "32", "--concurrency", "16", "--out", str(EPISODES)),
-            ],
-            cwd=HERE.parent,
-        )
-        code = client.wait()
+        with pool() as address:
+            print(f"a broker listens on {address}, two workers are starting", flush=True)
+            code = run_client(address)
         print(
             f"episodes: {os.path.relpath(EPISODES)}, log of broker and workers: {os.path.relpath(POOL_LOG)}"
         )
         return code
     except KeyboardInterrupt:
-        # The terminal sent the signal to the client too; it cancels its runs and ends.
-        if client is not None:
-            client.wait(STOP_SECONDS)
         return 130
-    finally:
-        stop_broker(broker)
 
 
 if __name__ == "__main__":
