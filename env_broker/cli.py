@@ -36,7 +36,7 @@ def _serve(argv: Sequence[str]) -> int:
     logging.basicConfig(
         stream=sys.stderr,
         level=settings.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+        format="time=%(asctime)s level=%(levelname)s module=%(name)s %(message)s",
     )
     from env_broker.server import StartError, serve  # imports grpc, which --help can do without
 

@@ -280,7 +280,9 @@ class Relay:
                 request_id=short(request_id),
             )
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
-            return await self._lost(link, request_id, f"broke the connection ({details[:200]})")
+            # Known from its lease, if that ended first: the call was then ended by the broker itself.
+            what = "was lost" if link.lost else f"broke the connection ({details[:200]})"
+            return await self._lost(link, request_id, what)
         return Refusal(
             "INTERNAL",
             f"worker {link.name} ended run {short(request_id)} with {code.name} ({details[:500]}) and no "

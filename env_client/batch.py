@@ -52,15 +52,22 @@ class Batch:
         tasks: at least one.
         tally: counts; its `total` is the number of runs.
         out: gets one JSON line for each outcome, as they come; None: nobody does.
+        env: the environment that was asked for, if one was: the kind of a run that has no episode to say.
     """
 
     def __init__(
-        self, client: EnvClient, tasks: Sequence[Mapping[str, Any]], tally: Tally, out: TextIO | None
+        self,
+        client: EnvClient,
+        tasks: Sequence[Mapping[str, Any]],
+        tally: Tally,
+        out: TextIO | None,
+        env: str | None = None,
     ) -> None:
         self._client = client
         self._tasks = tasks
         self._tally = tally
         self._out = out
+        self._env = env or "(unknown)"
         self._writing = threading.Lock()
 
     async def run(self, concurrency: int, display: Display) -> None:
@@ -99,7 +106,7 @@ class Batch:
         except Exception as error:
             outcome = error
         # Before it is written: an outcome that was delivered counts, whatever the disk says.
-        kind = _kind(task, outcome)
+        kind = _kind(task, outcome, self._env)
         if isinstance(outcome, Exception):
             self._tally.add_exception(kind, outcome)
         else:
@@ -115,11 +122,11 @@ class Batch:
             self._out.flush()
 
 
-def _kind(task: Mapping[str, Any], outcome: Episode | Exception) -> str:
+def _kind(task: Mapping[str, Any], outcome: Episode | Exception, env: str) -> str:
     dataset = task.get("dataset")
     if isinstance(dataset, str) and dataset:
         return dataset
-    return "(unknown)" if isinstance(outcome, Exception) else outcome.head.environment
+    return env if isinstance(outcome, Exception) else outcome.head.environment
 
 
 def _task(path: str, number: int, line: str) -> Mapping[str, Any]:

@@ -71,6 +71,9 @@ def _run(settings: ClientSettings) -> int:
         try:
             # Ctrl-C cancels the main task: its runs are told, and the client waits until that has left.
             asyncio.run(_run_all(settings, tasks, tally, out))
+        except KeyboardInterrupt:
+            print("interrupted: the open runs were cancelled", file=sys.stderr)
+            raise
         finally:
             print(tally.summary(), file=report, flush=True)
     return _FAILED if tally.exceptions else _OK
@@ -95,7 +98,7 @@ async def _run_all(
             # So many runs were asked for, so many outcomes there are: let each say for itself.
             print(f"env-client: {error}; trying all the same", file=sys.stderr)
         with open_display(sys.stderr, tally.total) as display:
-            await Batch(client, tasks, tally, out).run(settings.concurrency, display)
+            await Batch(client, tasks, tally, out, settings.env).run(settings.concurrency, display)
 
 
 def _first(error: Exception) -> Exception:

@@ -55,6 +55,8 @@ class Tally:
     simulated: bool = False
     by_outcome: dict[str, Group] = field(default_factory=dict)
     by_kind: dict[str, Group] = field(default_factory=dict)
+    first_messages: dict[str, str] = field(default_factory=dict)
+    """By outcome other than "ok": what the first of them said."""
 
     def add_episode(self, kind: str, episode: Episode) -> None:
         """Count an episode; one with `ok` False is a failed one."""
@@ -67,11 +69,16 @@ class Tally:
             size = json.loads(trace.info_json.get(ARRAY_BYTES_KEY, "null"))
             if isinstance(size, int | float):
                 self.array_bytes = (self.array_bytes or 0) + size
+        if not episode.head.ok:
+            errors = [error for source in (episode.head, *episode.traces) for error in source.errors]
+            said = f"{errors[-1].type}: {errors[-1].message}" if errors else "no error was given"
+            self.first_messages.setdefault("failed", said)
         self._count("ok" if episode.head.ok else "failed", kind, turns, reward)
 
     def add_exception(self, kind: str, error: Exception) -> None:
         """Count a run that could not be carried out."""
         self.exceptions += 1
+        self.first_messages.setdefault(type(error).__name__, str(error))
         self._count(type(error).__name__, kind, 0, None)
 
     def summary(self) -> str:
@@ -79,6 +86,8 @@ class Tally:
         lines = [f"{self.done} of {self.total} runs have an outcome, {self.exceptions} of them an exception"]
         for title, groups in (("outcome", self.by_outcome), ("kind", self.by_kind)):
             lines += ["", *_table(title, groups)]
+        if self.first_messages:
+            lines += ["", *(f"first {name}: {said}" for name, said in sorted(self.first_messages.items()))]
         lines += ["", f"received: {format_bytes(self.received_bytes)}"]
         if self.array_bytes is not None:
             lines.append(f"training arrays kept by the workers: {format_bytes(self.array_bytes)}")

@@ -48,7 +48,9 @@ class HookLoadError(Exception):
 def check_hook(hook: object, source: str) -> EpisodeHook:
     """`hook` if it can be called as an EpisodeHook. HookLoadError naming `source` and the method
     otherwise."""
-    for name in ("keep", "discard"):
+    if inspect.isclass(hook):
+        raise HookLoadError(f"{source} is the class {hook.__name__}; pass an instance of it")
+    for name, arguments in (("keep", 2), ("discard", 1)):
         method = getattr(hook, name, None)
         if not callable(method):
             raise HookLoadError(
@@ -62,8 +64,15 @@ def check_hook(hook: object, source: str) -> EpisodeHook:
                 "function; "
                 "make it a plain function, it is called in a thread of its own"
             )
-    if inspect.isclass(hook):
-        raise HookLoadError(f"{source} is the class {hook.__name__}; pass an instance of it")
+        try:
+            inspect.signature(method).bind(*range(arguments))
+        except TypeError as error:
+            raise HookLoadError(
+                f"{source} is no episode hook: {type(hook).__name__}.{name} cannot be called with {arguments} "
+                f"arguments ({error}); define keep(self, episode, sampling) and discard(self, episode)"
+            ) from error
+        except ValueError:
+            pass  # a callable that does not tell its signature
     return hook  # type: ignore[return-value]
 
 

@@ -83,6 +83,7 @@ class Registration:
         self._closing: Final = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._backoff = FIRST_BACKOFF_SECONDS
+        self._registered = False
 
     def nudge(self) -> None:
         """Something changed that the broker should hear now, not with the next heartbeat."""
@@ -118,7 +119,8 @@ class Registration:
             if self._closing.is_set():
                 return
             delay = random.uniform(0.5, 1.0) * self._backoff
-            logger.warning("broker=%s lease over, again in %.1f s: %s", self._broker, delay, reason)
+            what = "the lease is over" if self._registered else "cannot register yet"
+            logger.warning("broker=%s %s, again in %.1f s: %s", self._broker, what, delay, reason)
             self._backoff = min(2 * self._backoff, LAST_BACKOFF_SECONDS)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(delay):
@@ -158,6 +160,7 @@ class Registration:
             "broker=%s worker=%s lease=%s registered", self._broker, self._instance[:8], registered.lease[:8]
         )
         self._backoff = FIRST_BACKOFF_SECONDS
+        self._registered = True
         sent: dict[int, float] = {}
         beats = asyncio.create_task(self._beat(call, registered.heartbeat_seconds or 1.0, sent))
         try:

@@ -204,7 +204,12 @@ class Run:
         if raised is None:
             return True
         if self.episode.traces:
-            self.episode.add_error(EpisodeError.from_exception(raised, phase="environment"))
+            failure = EpisodeError.from_exception(raised, phase="environment")
+            logger.warning(
+                "run=%s environment=%s raised %s, so the episode is not ok: %s",
+                self.name, self.episode.environment, failure.type, failure.message,
+            )  # fmt: skip
+            self.episode.add_error(failure)
             return True
         if isinstance(raised, InvalidTaskError):
             self._settle(

@@ -82,6 +82,7 @@ async def test_a_worker_that_is_killed_fails_its_run_and_is_replaced() -> None:
         os.kill(pid, signal.SIGKILL)
         outcome = await run.finish()
         assert (outcome.code, outcome.reason) == ("UNAVAILABLE", "WORKER_LOST")
+        assert "Locally cancelled" not in outcome.message
         assert "was killed by SIGKILL" in outcome.message
         assert "listening on" in outcome.message  # the last lines of its log
         await client.until_serving()

@@ -143,6 +143,20 @@ def test_the_summary() -> None:
     assert "simulated model (right at a seeded rate)" in text
 
 
+def test_the_summary_has_the_first_message_of_each_kind_of_failure() -> None:
+    tally = Tally(4)
+    tally.add_exception("maths", ValueError("the first"))
+    tally.add_exception("maths", ValueError("the second"))
+    failed = episode_with({}, simulated=False)
+    failed.head.ok = False
+    failed.head.errors.add(type="KeyError", message="'answer'")
+    tally.add_episode("maths", failed)
+    lines = tally.summary().splitlines()
+    assert "first ValueError: the first" in lines
+    assert "first failed: KeyError: 'answer'" in lines
+    assert not any("second" in line for line in lines)
+
+
 def test_the_summary_says_no_more_than_there_is() -> None:
     tally = Tally(1)
     tally.add_episode("k", episode_with({"training_array_bytes": '"many"'}, simulated=False))

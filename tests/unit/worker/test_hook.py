@@ -27,6 +27,10 @@ class AsyncKeep(Hook):
     async def keep(self, episode: Episode, sampling: SamplingParams) -> None: ...  # type: ignore[override]
 
 
+class OneArgument(Hook):
+    def keep(self, episode: Episode) -> None: ...  # type: ignore[override]
+
+
 class AsyncDiscard(Hook):
     async def discard(self, episode: Episode) -> None: ...  # type: ignore[override]
 
@@ -75,6 +79,7 @@ def test_the_hook_that_was_set_last_counts_and_none_unsets_it() -> None:
         (GeneratorDiscard(), "GeneratorDiscard.discard is a coroutine or generator"),
         (CallableKeep(), "CallableKeep.keep is a coroutine"),
         (Hook, "is the class Hook; pass an instance"),
+        (OneArgument(), "OneArgument.keep cannot be called with 2 arguments"),
     ],
 )
 def test_what_is_no_hook_is_refused_and_changes_nothing(hook: Any, named: str) -> None:
