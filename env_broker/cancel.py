@@ -23,7 +23,7 @@ from env_broker.route import (
 from env_broker.status import Refusal, error_reason, short
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
     from env_broker.dispatch import Dispatcher
     from env_broker.routes import RouteTable
@@ -37,6 +37,8 @@ SILENCE_SECONDS: Final = 5.0
 _OWN_TRIES: Final = 8
 _FIRST_DELAY_SECONDS: Final = 0.25
 _MAX_CAUSE_BYTES: Final = 256
+_MOST_AT_ONCE: Final = 1_024
+"""Cancels of lost sessions that are under way at once."""
 
 _TO_WIRE: Final[Mapping[CancelOutcome, env_service_pb2.CancelOutcome.ValueType]] = {
     CancelOutcome.ABORTED: env_service_pb2.CANCEL_OUTCOME_ABORTED,
@@ -73,6 +75,7 @@ class Canceller:
         links: instance -> the worker's link, kept by the registry.
         dispatcher: has the runs that still wait.
         errands: owns the broker's own cancels.
+        on_taken_back: called with the request_id of each run that was answered ABORTED or DISCARDED.
     """
 
     def __init__(
@@ -83,15 +86,22 @@ class Canceller:
         dispatcher: Dispatcher,
         errands: Errands,
         clock: Clock,
+        on_taken_back: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._routes: Final = routes
         self._links: Final = links
         self._dispatcher: Final = dispatcher
         self._errands: Final = errands
+        self._on_taken_back: Final = on_taken_back
         self._clock: Final = clock
 
-    async def cancel(self, request_id: str, cause: str) -> env_service_pb2.CancelResponse:
+    async def cancel(
+        self, request_id: str, cause: str, refusal: Refusal | None = None
+    ) -> env_service_pb2.CancelResponse:
         """Decide about one Cancel, asking the worker where the run is or was.
+
+        Args:
+            refusal: how the run ends if it waits here; CANCEL_REQUESTED if absent.
 
         Raises:
             Refusal: INVALID_REQUEST_ID, TABLE_FULL, WORKER_SILENT.
@@ -99,7 +109,7 @@ class Canceller:
         """
         decision = self._decide(request_id)
         if decision.action is Action.REMOVE_FROM_QUEUE:
-            self._dispatcher.remove(request_id, cancel_requested(request_id))
+            self._dispatcher.remove(request_id, refusal or cancel_requested(request_id))
         if decision.action is not Action.FORWARD:
             return _response(decision)
         link = self._links.get(decision.worker or "")
@@ -112,7 +122,9 @@ class Canceller:
                 return _response(self._decide(request_id))
             raise
         outcome = self._as_the_run_stands(request_id, outcome)
-        self._routes.answered(request_id, outcome)
+        outcome = self._routes.answered(request_id, outcome, self._clock.now())
+        if outcome in (CancelOutcome.ABORTED, CancelOutcome.DISCARDED):
+            self._on_taken_back(request_id)
         log.info(
             "run=%s worker=%s cancel=%s cause=%r", short(request_id), link.name, outcome.name, cause[:64]
         )
@@ -127,6 +139,28 @@ class Canceller:
 
         self._errands.start(self._insist(attempt, request_id), f"cancel {short(request_id)}")
 
+    def lose_sessions(self, session_ids: Collection[str]) -> None:
+        """Cancel what these sessions, which were lost, have left: live runs, and replies not confirmed."""
+        runs = self._routes.lose_sessions(session_ids)
+        log.warning("sessions=%s lost, runs cancelled=%d", [*map(short, session_ids)], len(runs))
+        if runs:
+            self._errands.start(self._cancel_lost(runs), f"cancel {len(runs)} runs of lost sessions")
+
+    async def _cancel_lost(self, request_ids: Sequence[str]) -> None:
+        gate = asyncio.Semaphore(_MOST_AT_ONCE)
+
+        async def end(request_id: str) -> None:
+            async def attempt() -> bool:
+                await self.cancel(request_id, "its session was lost", session_lost(request_id))
+                return True
+
+            async with gate:
+                await self._insist(attempt, request_id)
+
+        async with asyncio.TaskGroup() as ends:
+            for request_id in request_ids:
+                ends.create_task(end(request_id))
+
     def tell_worker(self, instance: str, request_id: str, cause: str) -> None:
         """As `tell`, for a run that this worker reports and whose cancel may have been answered long ago."""
 
@@ -137,7 +171,7 @@ class Canceller:
             outcome = await self._ask(link, request_id, cause)
             route = self._routes.get(request_id)
             if route is not None and route.worker == instance:
-                self._routes.answered(request_id, outcome)
+                self._routes.answered(request_id, outcome, self._clock.now())
             return True
 
         self._errands.start(self._insist(attempt, request_id), f"cancel {short(request_id)}")
@@ -198,6 +232,16 @@ class Canceller:
             await self._clock.sleep(delay)
             delay = min(2 * delay, SILENCE_SECONDS)
         log.error("run=%s cancel was given up after %d tries", short(request_id), _OWN_TRIES)
+
+
+def session_lost(request_id: str) -> Refusal:
+    """The end of a run whose client is gone."""
+    return Refusal(
+        "SESSION_LOST",
+        f"the session of run {short(request_id)} ended without a goodbye and did not come back in its grace; "
+        "nothing of the run is kept",
+        request_id=short(request_id),
+    )
 
 
 def cancel_requested(request_id: str) -> Refusal:

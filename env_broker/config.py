@@ -74,6 +74,10 @@ class BrokerSettings:
     lease_seconds: float = _setting(
         "--lease-seconds", 5.0, "s", "after how long without a heartbeat a worker is lost, with its runs"
     )
+    session_grace_seconds: float = _setting(
+        "--session-grace-seconds", 3.0, "s",
+        "how long a client's session that broke may take to come back before its runs are cancelled",
+    )  # fmt: skip
     insecure: bool = _setting(
         "--insecure", False, "switch", "allow an address beyond loopback: neither encrypted nor authenticated"
     )
@@ -86,7 +90,7 @@ class BrokerSettings:
             self._check_range("max_concurrent", 1, 65_536)
         if self.late_cancel_seconds is not None:
             self._check_range("late_cancel_seconds", 0, 86_400)
-        for name in ("drain_seconds", "linger_seconds", "kill_seconds"):
+        for name in ("drain_seconds", "linger_seconds", "kill_seconds", "session_grace_seconds"):
             self._check_range(name, 0, 86_400)
         self._check_range("heartbeat_seconds", 0.05, 3_600)
         self._check_range("lease_seconds", 0.1, 86_400)

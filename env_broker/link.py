@@ -10,7 +10,13 @@ from envtrio.v1 import env_service_pb2
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from envtrio.v1.env_service_pb2 import CancelRequest, CancelResponse, EnvironmentDescription
+    from envtrio.v1.env_service_pb2 import (
+        CancelRequest,
+        CancelResponse,
+        EnvironmentDescription,
+        SessionRequest,
+        SessionResponse,
+    )
 
     from env_broker.pool import Worker
 
@@ -75,6 +81,14 @@ class WorkerLink:
             )
         )
 
+        self._session: Final[grpc.aio.StreamStreamMultiCallable[SessionRequest, SessionResponse]] = (
+            self._channel.stream_stream(
+                "/envtrio.v1.EnvService/Session",
+                request_serializer=env_service_pb2.SessionRequest.SerializeToString,
+                response_deserializer=env_service_pb2.SessionResponse.FromString,
+            )
+        )
+
     @property
     def name(self) -> str:
         """The worker as messages and logs name it."""
@@ -92,6 +106,10 @@ class WorkerLink:
     def cancel(self, request: CancelRequest) -> grpc.aio.UnaryUnaryCall[CancelRequest, CancelResponse]:
         """Send a Cancel."""
         return self._cancel(request)
+
+    def session(self) -> grpc.aio.StreamStreamCall[SessionRequest, SessionResponse]:
+        """Start a session's stream. The caller cancels the call."""
+        return self._session()
 
     def lose(self) -> None:
         """The worker is lost: end every leg. Synchronous; `close` follows."""

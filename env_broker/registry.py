@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from envtrio.v1 import registry_service_pb2
 from envtrio.v1.registry_service_pb2_grpc import RegistryServiceServicer
+from google.protobuf.message import DecodeError
 
 from env_broker.clock import Clock, within
 from env_broker.given_up import GivenUp
@@ -264,6 +265,13 @@ class Registry(RegistryServiceServicer):
 
 
 async def _read(context: Context) -> RegisterRequest | None:
-    """The next frame; None at the end."""
-    frame: Any = await context.read()
+    """The next frame; None at the end. Refusal if it cannot be decoded."""
+    try:
+        frame: Any = await context.read()
+    except DecodeError as error:
+        raise Refusal(
+            "INVALID_REQUEST",
+            f"a frame is no RegisterRequest ({error}); use the stubs of envtrio.v1",
+            field="frame",
+        ) from None
     return frame if isinstance(frame, registry_service_pb2.RegisterRequest) else None

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Final, Protocol
 import grpc.aio
 
 from env_broker.cancel import PassedOn, cancel_requested
-from env_broker.link import MAX_MESSAGE_BYTES, Leg
+from env_broker.link import MAX_MESSAGE_BYTES
 from env_broker.route import DuplicateRouteError, InvalidRequestIdError, RoutesFullError
+from env_broker.run_leg import RunLeg
 from env_broker.status import BEFORE_ADMISSION, Refusal, error_reason, short
 
 if TYPE_CHECKING:
@@ -56,24 +57,6 @@ class _Declined(Exception):
         self.reason: Final = reason
 
 
-class _RunLeg(Leg):
-    """A run's call to its worker."""
-
-    def __init__(self, call: grpc.aio.UnaryStreamCall[bytes, bytes]) -> None:
-        self.call: Final = call
-        self.stopped: Refusal | None = None
-        self.lost = False
-
-    def worker_lost(self) -> None:
-        self.lost = True
-        self.call.cancel()
-
-    def stop(self, refusal: Refusal) -> None:
-        """End the run with `refusal`: the broker stops."""
-        self.stopped = refusal
-        self.call.cancel()
-
-
 class Relay:
     """Carries runs.
 
@@ -99,7 +82,7 @@ class Relay:
         self._canceller: Final = canceller
         self._clock: Final = clock
         self._post_mortem: Final = post_mortem
-        self._legs: Final[set[_RunLeg]] = set()
+        self._legs: Final[dict[str, RunLeg]] = {}
         self._carried = 0
         self._idle: Final = asyncio.Event()
         self._idle.set()
@@ -127,10 +110,15 @@ class Relay:
         """Return once no run is carried, queued ones included."""
         await self._idle.wait()
 
-    def stop(self, refusal: Refusal) -> None:
-        """End every run that has a worker; their workers are told."""
-        for leg in tuple(self._legs):
-            leg.stop(refusal)
+    def stop(self) -> None:
+        """End every run that has a worker, as if it were lost: it may have had effects. Workers are told."""
+        for leg in tuple(self._legs.values()):
+            leg.stop()
+
+    def taken_back(self, request_id: str) -> None:
+        """A Cancel of that run was answered: it has ended, or ends in a moment."""
+        if (leg := self._legs.get(request_id)) is not None:
+            leg.take_back()
 
     def _enter(self, request_id: str, session_id: str) -> None:
         try:
@@ -179,8 +167,8 @@ class Relay:
                 )
                 elsewhere = self._dispatcher.serves_elsewhere(request.environment, tried)
                 if placement == MAX_PLACEMENTS or not elsewhere:
-                    if declined.reason == "NOT_ADMITTED":
-                        self._routes.withdraw(request_id, self._clock.now())
+                    # It had no effect there either.
+                    self._routes.withdraw(request_id, self._clock.now())
                     raise PassedOn(declined.error) from None
                 if not self._routes.unplace(request_id, self._clock.now()):
                     raise cancel_requested(request_id) from None
@@ -195,8 +183,7 @@ class Relay:
         )
 
     async def _relay(self, link: WorkerLink, request_id: str, data: bytes, hop: ClientHop) -> None:
-        leg = _RunLeg(link.run(data, hop.time_remaining()))
-        self._legs.add(leg)
+        leg = self._legs[request_id] = RunLeg(link.run(data, hop.time_remaining()), self._clock)
         link.legs.add(leg)
         settled = relayed = False
         try:
@@ -222,16 +209,17 @@ class Relay:
                 raise PassedOn(error) from None
             raise await self._translated(error, link, request_id) from None
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise  # the client's hop broke, or its deadline passed
-            if leg.stopped is not None:
-                raise leg.stopped from None
+            if leg.cancelled():
+                raise
+            if leg.taken_back:
+                raise cancel_requested(request_id) from None
+            if leg.stopped:
+                raise _lost(link, request_id, "was left by this broker, which stops,") from None
             raise await self._lost(link, request_id, "was lost") from None
         finally:
-            self._legs.discard(leg)
+            del self._legs[request_id]
             link.legs.discard(leg)
-            leg.call.cancel()
+            leg.close()
             # Whatever ended the run here, its worker may count it as running, or its reply as delivered.
             if not settled and not leg.lost:
                 self._routes.cut(request_id, self._clock.now(), self._window(link))
@@ -250,13 +238,7 @@ class Relay:
 
     async def _lost(self, link: WorkerLink, request_id: str, what: str) -> Refusal:
         detail = await self._post_mortem(link.local_slot, link.worker.instance) if link.local_slot else ""
-        return Refusal(
-            "WORKER_LOST",
-            f"worker {link.name} {what} while it had run {short(request_id)}, which may have had effects; "
-            "send it again under a new request_id if that does no harm" + (f". {detail}" if detail else ""),
-            worker=link.name,
-            request_id=short(request_id),
-        )
+        return _lost(link, request_id, what, detail)
 
     async def _translated(self, error: grpc.aio.AioRpcError, link: WorkerLink, request_id: str) -> Refusal:
         """gRPC made this status, not the worker: say in the contract's words what it means."""
@@ -290,3 +272,13 @@ class Relay:
             worker=link.name,
             request_id=short(request_id),
         )
+
+
+def _lost(link: WorkerLink, request_id: str, what: str, detail: str = "") -> Refusal:
+    return Refusal(
+        "WORKER_LOST",
+        f"worker {link.name} {what} while it had run {short(request_id)}, which may have had effects; "
+        "send it again under a new request_id if that does no harm" + (f". {detail}" if detail else ""),
+        worker=link.name,
+        request_id=short(request_id),
+    )

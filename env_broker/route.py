@@ -23,6 +23,12 @@ class InvalidRequestIdError(ValueError):
 class DuplicateRouteError(ValueError):
     """A request_id that the broker knows. That run is untouched."""
 
+    def __init__(self, request_id: str) -> None:
+        super().__init__(
+            f"request_id {request_id[:8]}... is known; that run is untouched: do not cancel it, send the new "
+            "run under a new request_id"
+        )
+
 
 class RoutesFullError(RuntimeError):
     """A bounded table has no room. Nothing was changed."""
@@ -35,6 +41,15 @@ class CancelOutcome(Enum):
     DISCARDED = auto()
     TOO_LATE = auto()
     REMEMBERED = auto()
+
+
+class ConfirmOutcome(Enum):
+    """What a confirmation is answered, as in env_service.proto."""
+
+    CONFIRMED = auto()
+    DISCARDED = auto()
+    WORKER_LOST = auto()
+    UNKNOWN = auto()
 
 
 class RouteState(Enum):
@@ -107,6 +122,13 @@ class Route:
 def answer(outcome: CancelOutcome, *, worker_lost: bool = False) -> Decision:
     """The ANSWER with that outcome; one object for all runs, since tombstones hold it."""
     return Decision(Action.ANSWER, outcome, worker_lost=worker_lost)
+
+
+def confirm_outcome(decision: Decision) -> ConfirmOutcome:
+    """What a confirmation of a run is answered whose cancels are answered so."""
+    if decision.outcome is not CancelOutcome.TOO_LATE:
+        return ConfirmOutcome.DISCARDED
+    return ConfirmOutcome.WORKER_LOST if decision.worker_lost else ConfirmOutcome.CONFIRMED
 
 
 def key(request_id: str) -> bytes:

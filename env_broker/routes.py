@@ -7,69 +7,44 @@ cannot happen raises `RouteError` and changes nothing. A `worker` is a worker's 
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from typing import Final
+from typing import TYPE_CHECKING
 
-from env_broker.remembered import RememberedCancels
 from env_broker.route import (
     Action,
     CancelOutcome,
+    ConfirmOutcome,
     Decision,
     DuplicateRouteError,
     Route,
-    RoutesFullError,
     RouteState,
+    confirm_outcome,
 )
 from env_broker.route import answer as answer_of
 from env_broker.route import key as key_of
-from env_broker.tombstones import Tombstones
+from env_broker.route_memory import RETENTION_MARGIN_SECONDS, RouteMemory
 
-RETENTION_MARGIN_SECONDS: Final = 10.0
-"""How long a replied route outlives the window: the worker, not the broker, decides what is too late."""
+if TYPE_CHECKING:
+    from collections.abc import Container
+
+__all__ = ["RETENTION_MARGIN_SECONDS", "RouteTable"]
 
 
-class RouteTable:
-    """request_id -> `Route`, and tombstones of those that are over.
+class RouteTable(RouteMemory):
+    """What happens to runs, and what is done about their cancels and confirmations; see RouteMemory."""
 
-    Args:
-        limit: most routes at once: waiting, live and retained ones.
-        known_limit: most ids at once, tombstones included. A route has the room of its tombstone.
-        remembered_limit: most cancels of unknown runs that are remembered at once.
-        window: seconds for which a cancel of an unknown run is remembered; tombstones stay for two of them.
-            The registry raises the attribute to the largest window that its workers advertise.
-    """
+    def session_runs(self, session_ids: Container[str]) -> list[Route]:
+        """These sessions' runs that a cancel could still end or take back."""
+        return [r for r in self._routes.values() if r.answer is None and r.session_id in session_ids]
 
-    def __init__(
-        self,
-        *,
-        limit: int = 65_536,
-        known_limit: int = 524_288,
-        remembered_limit: int = 16_384,
-        window: float = 60.0,
-    ) -> None:
-        self.window = window
-        self._limit: Final = limit
-        self._known_limit: Final = known_limit
-        self._routes: dict[bytes, Route] = {}
-        # In the order in which they were retained; one with an earlier end than its elders' stays with them.
-        self._retained: OrderedDict[bytes, Route] = OrderedDict()
-        self._tombstones: Tombstones[Decision] = Tombstones()
-        self._remembered = RememberedCancels(remembered_limit)
+    def lose_sessions(self, session_ids: Container[str]) -> list[str]:
+        """These sessions are lost; the runs to be cancelled for them.
 
-    def __len__(self) -> int:
-        return len(self._routes)
-
-    def get(self, request_id: str) -> Route | None:
-        """The run's route; None where it is unknown or over. A confirmation goes to its `worker`."""
-        return self._routes.get(key_of(request_id))
-
-    def session_routes(self, session_id: str) -> list[str]:
-        """The session's runs that a cancel could still end or take back."""
-        return [
-            route.request_id
-            for route in self._routes.values()
-            if route.session_id == session_id and route.answer is None
-        ]
+        What a lost worker has replied cannot be asked about, and is cancelled when that worker is back.
+        """
+        runs = self.session_runs(session_ids)
+        for route in runs:
+            route.cancelled |= route.worker_lost
+        return [route.request_id for route in runs if not route.worker_lost]
 
     def queue(self, request_id: str, session_id: str, now: float) -> bool:
         """Enter a new run. False: a cancel of it was remembered, and it is over (ABORTED).
@@ -77,15 +52,12 @@ class RouteTable:
         Raises:
             InvalidRequestIdError: not 32 lower-case hexadecimal digits.
             DuplicateRouteError: the id is known. The first run must not be cancelled for this.
-            RoutesFullError: `limit` or `known_limit` is reached.
+            RoutesFullError: `limit`, `retained_limit` or `known_limit` is reached.
         """
         key = key_of(request_id)
         self._forget(now)
         if key in self._routes or self._tombstones.get(key) is not None:
-            raise DuplicateRouteError(
-                f"request_id {request_id[:8]}... is known; that run is untouched: do not cancel it, send the "
-                "new run under a new request_id"
-            )
+            raise DuplicateRouteError(request_id)
         route = self._enter(key, request_id, session_id)
         if not self._remembered.take(key):
             return True
@@ -179,7 +151,7 @@ class RouteTable:
 
         Raises:
             InvalidRequestIdError: not 32 lower-case hexadecimal digits.
-            RoutesFullError: the run is unknown and `limit` or `known_limit` is reached.
+            RoutesFullError: the run is unknown, and `limit`, `retained_limit` or `known_limit` is reached.
         """
         key = key_of(request_id)
         self._forget(now)
@@ -220,11 +192,43 @@ class RouteTable:
         route.cancelled = True
         return Decision(Action.FORWARD, worker=route.worker)
 
-    def answered(self, request_id: str, outcome: CancelOutcome) -> None:
-        """The worker's answer to a Cancel; the first one stays. A confirmation that succeeded is TOO_LATE."""
-        route = self.get(request_id)
-        if route is not None and route.answer is None and outcome is not CancelOutcome.REMEMBERED:
+    def answered(self, request_id: str, outcome: CancelOutcome, now: float) -> CancelOutcome:
+        """The worker's answer to a Cancel. Returns what the caller is told: the first one stays."""
+        key = key_of(request_id)
+        route = self._routes.get(key)
+        decided = route.answer if route is not None else self._tombstones.get(key)
+        if decided is not None and decided.outcome is not None:
+            return decided.outcome
+        if route is not None and outcome is not CancelOutcome.REMEMBERED:
             route.answer = answer_of(outcome)
+            if not route.open:
+                self._bury(route, outcome, now)
+        return outcome
+
+    def confirm(self, request_id: str, now: float) -> ConfirmOutcome | None:
+        """Answer a confirmation. None: ask the route's `worker`, which replied, and report to `confirmed`.
+
+        Raises:
+            InvalidRequestIdError: not 32 lower-case hexadecimal digits.
+        """
+        key = key_of(request_id)
+        self._forget(now)
+        route = self._routes.get(key)
+        if (decided := route.answer if route is not None else self._tombstones.get(key)) is not None:
+            return confirm_outcome(decided)
+        if route is None or route.state is not RouteState.REPLIED:
+            return ConfirmOutcome.UNKNOWN
+        return ConfirmOutcome.WORKER_LOST if route.worker_lost else None
+
+    def confirmed(self, request_id: str, outcome: ConfirmOutcome, now: float) -> None:
+        """The worker's answer to a confirmation. It decides every further cancel, and is all that stays."""
+        route = self.get(request_id)
+        if route is None or route.state is not RouteState.REPLIED:
+            return
+        if outcome is ConfirmOutcome.CONFIRMED:
+            self._bury(route, CancelOutcome.TOO_LATE, now)
+        elif outcome is ConfirmOutcome.DISCARDED:
+            self._bury(route, CancelOutcome.DISCARDED, now)
 
     def lose(self, worker: str, now: float) -> list[str]:
         """The worker is lost; the runs that are given up with it, whose callers must hear UNAVAILABLE.
@@ -248,46 +252,3 @@ class RouteTable:
         for route in self._routes.values():
             if route.worker == worker:
                 route.worker_lost = False
-
-    def expire(self, now: float) -> None:
-        """Forget what has been retained and remembered for long enough."""
-        while self._retained:
-            route = next(iter(self._retained.values()))
-            if route.until > now:
-                break
-            replied = route.state is RouteState.REPLIED
-            self._bury(route, CancelOutcome.TOO_LATE if replied else CancelOutcome.ABORTED, now)
-        self._forget(now)
-
-    def _enter(self, key: bytes, request_id: str, session_id: str) -> Route:
-        if len(self._routes) >= self._limit:
-            raise RoutesFullError(
-                f"the broker holds {len(self._routes)} routes, its limit is {self._limit}; send the run "
-                "again later"
-            )
-        if (known := len(self._routes) + len(self._tombstones)) >= self._known_limit:
-            raise RoutesFullError(
-                f"the broker remembers {known} request_ids, its limit is {self._known_limit}; send the "
-                f"run again later: each is forgotten {2 * self.window:g} s after its run"
-            )
-        route = self._routes[key] = Route(request_id, session_id)
-        return route
-
-    def _retain(self, route: Route, now: float, window: float) -> None:
-        route.until = now + window + RETENTION_MARGIN_SECONDS
-        self._retained[key_of(route.request_id)] = route
-
-    def _bury(
-        self, route: Route, outcome: CancelOutcome, now: float, *, worker_lost: bool = False
-    ) -> Decision:
-        """Replace the route by a tombstone with what was answered before, or else `outcome`."""
-        key = key_of(route.request_id)
-        answer = route.answer or answer_of(outcome, worker_lost=worker_lost)
-        del self._routes[key]
-        self._retained.pop(key, None)
-        self._tombstones.add(key, answer, now + 2 * self.window)
-        return answer
-
-    def _forget(self, now: float) -> None:
-        self._tombstones.forget(now)
-        self._remembered.forget(now)

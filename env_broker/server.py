@@ -18,7 +18,9 @@ from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
 from env_broker.cancel import Canceller
+from env_broker.client_session import ClientSessions
 from env_broker.clock import Clock, MonotonicClock
+from env_broker.confirm import Confirmer
 from env_broker.dispatch import Dispatcher
 from env_broker.link import SIZE_OPTIONS, WorkerLink
 from env_broker.pool import Pool
@@ -26,9 +28,10 @@ from env_broker.registry import Registry
 from env_broker.relay import Relay
 from env_broker.routes import RouteTable
 from env_broker.servicer import SERVICE, EnvServicer, PoolServicer
+from env_broker.sessions import SessionTable
 from env_broker.status import Refusal
 from env_broker.supervisor import Supervisor
-from env_broker.tasks import Errands, first_of
+from env_broker.tasks import Errands, background, first_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,6 +44,10 @@ _SERVER_OPTIONS: Final = (
     *SIZE_OPTIONS,
     # A second broker on the port fails instead of getting half of the calls.
     ("grpc.so_reuseport", 0),
+    # gRPC would drop calls at random, and without a reason, beyond 1,000 that its loop has not taken up yet.
+    # What is too much is for admission to say.
+    ("grpc.server.max_pending_requests", 1_000_000),
+    ("grpc.server.max_pending_requests_hard_limit", 1_000_000),
     # Finds clients and workers that were cut off without a word.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.http2.ping_timeout_ms", 10_000),
@@ -104,6 +111,7 @@ class BrokerServer:
             dispatcher=self.dispatcher,
             errands=self.errands,
             clock=self._clock,
+            on_taken_back=lambda request_id: self.relay.taken_back(request_id),
         )
         self.relay: Final = Relay(
             routes=self.routes,
@@ -113,6 +121,16 @@ class BrokerServer:
             canceller=canceller,
             clock=self._clock,
             post_mortem=self.supervisor.last_words,
+        )
+        self._confirmer: Final = Confirmer(routes=self.routes, links=links, clock=self._clock)
+        self.sessions: Final = ClientSessions(
+            table=SessionTable(grace=settings.session_grace_seconds),
+            pool=self.pool,
+            routes=self.routes,
+            confirmer=self._confirmer,
+            canceller=canceller,
+            clock=self._clock,
+            instance=self.instance,
         )
         self._registry: Final = Registry(
             pool=self.pool,
@@ -130,8 +148,7 @@ class BrokerServer:
         self._env: Final = EnvServicer(
             relay=self.relay,
             canceller=canceller,
-            pool=self.pool,
-            routes=self.routes,
+            sessions=self.sessions,
             links=links,
             instance=self.instance,
             max_queue=settings.max_queue,
@@ -176,8 +193,9 @@ class BrokerServer:
         await self._publish_health()
         await self._server.start()
         self._tasks = [
-            asyncio.create_task(self._keep_house(), name="housekeeping"),
-            asyncio.create_task(self._keep_health(), name="health"),
+            background(self._keep_house(), "housekeeping"),
+            background(self._keep_health(), "health"),
+            background(self.sessions.keep_graces(), "graces"),
         ]
         dialled = host if host not in ("0.0.0.0", "[::]", "::") else "127.0.0.1"
         self.supervisor.start((*self._worker_command, *self._settings.worker_arguments(f"{dialled}:{port}")))
@@ -197,11 +215,14 @@ class BrokerServer:
         self._changed()
         workers = asyncio.create_task(self.supervisor.stop(self._settings.stop_seconds))
         await first_of(self.relay.idle(), self._clock.sleep(self._settings.drain_seconds), _wait(self._hurry))
-        self.relay.stop(refusal)
-        # Cancels need their workers, so they leave before the leases end.
+        self.relay.stop()
+        # Cancels and confirmations need their workers, so they leave before the leases end.
         await first_of(self.relay.idle(), asyncio.sleep(_STOP_STEP_SECONDS))
+        await first_of(self.sessions.settled(), asyncio.sleep(_STOP_STEP_SECONDS), _wait(self._hurry))
         await self.errands.close(_STOP_STEP_SECONDS)
         await workers
+        self.sessions.close(refusal)
+        await self._confirmer.close(_STOP_STEP_SECONDS / 3)
         self._registry.close(refusal)
         await self._server.stop(_STOP_STEP_SECONDS / 2)
         await first_of(self.relay.idle(), asyncio.sleep(_STOP_STEP_SECONDS))
@@ -239,6 +260,7 @@ class BrokerServer:
         while True:
             await self._clock.sleep(_HOUSEKEEPING_SECONDS)
             self.routes.expire(self._clock.now())
+            self._confirmer.expire(self._clock.now())
 
 
 async def serve(settings: BrokerSettings) -> None:
@@ -263,7 +285,11 @@ async def serve(settings: BrokerSettings) -> None:
         with contextlib.suppress(BrokenPipeError):  # whoever started us may not read what we say
             print(f"listening on {server.address}", flush=True)
         await stopping.wait()
-        log.info("broker=%s stopping", server.instance[:8])
+        log.warning(
+            "broker=%s stops: runs have %g s to finish, local workers up to %g s in all for replies that can "
+            "still be taken back; a second signal ends them at once",
+            server.instance[:8], settings.drain_seconds, settings.stop_seconds,
+        )  # fmt: skip
     finally:
         await server.stop()
 

@@ -4,32 +4,34 @@ from __future__ import annotations
 
 import logging
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import grpc
 from envtrio.v1 import env_service_pb2
 from envtrio.v1.pool_service_pb2_grpc import PoolServiceServicer
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from env_broker.cancel import PassedOn
+from env_broker.client_session import CAPABILITIES
 from env_broker.hello import PROTOCOL_GENERATION, check_generation
 from env_broker.link import MAX_MESSAGE_BYTES, MEBIBYTE
 from env_broker.status import Refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Mapping
 
-    from envtrio.v1.env_service_pb2 import CancelRequest, CancelResponse, DescribeRequest, DescribeResponse
+    from envtrio.v1.env_service_pb2 import CancelResponse, DescribeResponse
     from envtrio.v1.pool_service_pb2 import WatchPoolRequest, WatchPoolResponse
     from grpc.aio import ServicerContext
 
     from env_broker.cancel import Canceller
+    from env_broker.client_session import ClientSessions
     from env_broker.link import WorkerLink
-    from env_broker.pool import Pool
     from env_broker.relay import Relay
-    from env_broker.routes import RouteTable
 
 log = logging.getLogger(__name__)
+
+MessageT = TypeVar("MessageT", bound=Message)
 
 SERVICE: Final = "envtrio.v1.EnvService"
 VERSION: Final = version("envtrio")
@@ -49,17 +51,14 @@ class ContextHop:
         self._admitted = False
 
     async def admitted(self) -> None:
-        """As in ClientHop; once, although a run may be offered to several workers."""
+        """As in ClientHop; once, although several workers may be offered it. HopBrokenError as `send`."""
         if not self._admitted:
             self._admitted = True
-            await self._context.send_initial_metadata(())
+            await _unbroken(self._context.send_initial_metadata(()))
 
     async def send(self, message: bytes) -> None:
         """As in ClientHop. HopBrokenError if it cannot be written: what gRPC raises then is not public."""
-        try:
-            await self._context.write(message)
-        except Exception as error:
-            raise HopBrokenError(str(error)) from error
+        await _unbroken(self._context.write(message))
 
     def time_remaining(self) -> float | None:
         """As in ClientHop."""
@@ -74,16 +73,14 @@ class EnvServicer:
         *,
         relay: Relay,
         canceller: Canceller,
-        pool: Pool,
-        routes: RouteTable,
+        sessions: ClientSessions,
         links: Mapping[str, WorkerLink],
         instance: str,
         max_queue: int,
     ) -> None:
         self._relay: Final = relay
         self._canceller: Final = canceller
-        self._pool: Final = pool
-        self._routes: Final = routes
+        self._sessions: Final = sessions
         self._links: Final = links
         self._instance: Final = instance
         self._max_queue: Final = max_queue
@@ -95,15 +92,12 @@ class EnvServicer:
             SERVICE,
             {
                 "Run": grpc.unary_stream_rpc_method_handler(self.run),
+                # Requests are decoded by the handlers, which say what is wrong with them.
                 "Cancel": grpc.unary_unary_rpc_method_handler(
-                    self.cancel,
-                    messages.CancelRequest.FromString,
-                    messages.CancelResponse.SerializeToString,
+                    self.cancel, response_serializer=messages.CancelResponse.SerializeToString
                 ),
                 "Describe": grpc.unary_unary_rpc_method_handler(
-                    self.describe,
-                    messages.DescribeRequest.FromString,
-                    messages.DescribeResponse.SerializeToString,
+                    self.describe, response_serializer=messages.DescribeResponse.SerializeToString
                 ),
                 "Session": grpc.stream_stream_rpc_method_handler(
                     self.session,
@@ -123,11 +117,10 @@ class EnvServicer:
             # Nobody is there to hear of it, and the relay has told the worker.
             log.info("reason=CALLER_LOST %s", error)
 
-    async def cancel(
-        self, request: CancelRequest, context: ServicerContext[CancelRequest, CancelResponse]
-    ) -> CancelResponse:
+    async def cancel(self, data: bytes, context: ServicerContext[bytes, CancelResponse]) -> CancelResponse:
         """Cancel, see env_service.proto."""
         try:
+            request = _decoded(env_service_pb2.CancelRequest, data)
             check_generation(request.protocol_generation)
             if (size := len(request.cause.encode())) > _MAX_CAUSE_BYTES:
                 raise Refusal(
@@ -142,11 +135,11 @@ class EnvServicer:
             await _abort(context, error)
 
     async def describe(
-        self, request: DescribeRequest, context: ServicerContext[DescribeRequest, DescribeResponse]
+        self, data: bytes, context: ServicerContext[bytes, DescribeResponse]
     ) -> DescribeResponse:
         """Describe, see env_service.proto."""
         try:
-            check_generation(request.protocol_generation)
+            check_generation(_decoded(env_service_pb2.DescribeRequest, data).protocol_generation)
         except Refusal as refusal:
             await _abort(context, refusal)
         ready = [link for link in self._links.values() if link.ready]
@@ -163,20 +156,22 @@ class EnvServicer:
                 max_concurrent_runs=sum(link.worker.slots for link in ready),
                 max_queued_runs=self._max_queue,
             ),
-            late_cancel_seconds=self._pool.late_cancel_seconds if len(self._pool) else self._routes.window,
+            late_cancel_seconds=self._sessions.late_cancel_seconds,
+            session_grace_seconds=self._sessions.table.grace,
+            capabilities=CAPABILITIES,
             ready_workers=len(ready),
         )
 
-    async def session(self, _: object, context: ServicerContext[Any, Any]) -> None:
-        """Session is not offered."""
-        await _abort(
-            context,
-            Refusal(
-                "NOT_OFFERED",
-                "this broker has no sessions; use Run and Cancel, the late-cancel window decides",
-                capability="sessions",
-            ),
-        )
+    async def session(
+        self,
+        _: object,
+        context: ServicerContext[env_service_pb2.SessionRequest, env_service_pb2.SessionResponse],
+    ) -> None:
+        """Session, see env_service.proto."""
+        try:
+            await self._sessions.serve(context)
+        except Refusal as refusal:
+            await _abort(context, refusal)
 
 
 class PoolServicer(PoolServiceServicer):
@@ -205,14 +200,29 @@ def _read_request(data: bytes) -> env_service_pb2.RunRequest:
             value=len(data),
             limit=MAX_MESSAGE_BYTES,
         )
-    try:
-        request = env_service_pb2.RunRequest.FromString(data)
-    except DecodeError as error:
-        raise Refusal(
-            "INVALID_REQUEST", f"RunRequest cannot be decoded ({error}); use the stubs of envtrio.v1"
-        ) from None
+    request = _decoded(env_service_pb2.RunRequest, data)
     check_generation(request.protocol_generation)
     return request
+
+
+def _decoded(kind: type[MessageT], data: bytes) -> MessageT:
+    """The message in `data`. Refusal if there is none, where gRPC itself would say UNKNOWN."""
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        name = kind.DESCRIPTOR.name
+        raise Refusal(
+            "INVALID_REQUEST",
+            f"the request of {len(data)} bytes is no {name} ({error}); use the stubs of envtrio.v1",
+            field=name,
+        ) from None
+
+
+async def _unbroken(writing: Awaitable[None]) -> None:
+    try:
+        await writing
+    except Exception as error:
+        raise HopBrokenError(str(error)) from error
 
 
 async def _abort(context: ServicerContext[Any, Any], error: Refusal | PassedOn) -> NoReturn:

@@ -37,6 +37,8 @@ _CODES: Final[Mapping[str, grpc.StatusCode]] = {
     "NOT_ADMITTED": grpc.StatusCode.UNAVAILABLE,
     "WORKER_SILENT": grpc.StatusCode.UNAVAILABLE,
     "INTERNAL": grpc.StatusCode.INTERNAL,
+    "SESSION_LOST": grpc.StatusCode.CANCELLED,
+    "SESSION_SUPERSEDED": grpc.StatusCode.ABORTED,
     "LEASE_EXPIRED": grpc.StatusCode.ABORTED,
     "NOT_OFFERED": grpc.StatusCode.UNIMPLEMENTED,
 }

@@ -8,6 +8,7 @@ import signal
 from typing import TYPE_CHECKING, Final
 
 from env_broker.local_worker import LocalWorker
+from env_broker.tasks import background
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -39,9 +40,7 @@ class Supervisor:
         self._workers = [
             LocalWorker(slot, command, self._clock, self._on_change) for slot in range(self._count)
         ]
-        self._tasks = [
-            asyncio.create_task(worker.run(), name=f"worker {worker.slot}") for worker in self._workers
-        ]
+        self._tasks = [background(worker.run(), f"worker {worker.slot}") for worker in self._workers]
 
     @property
     def pids(self) -> list[int]:

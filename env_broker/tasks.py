@@ -47,8 +47,19 @@ class Errands:
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("errand=%s failed", task.get_name(), exc_info=error)
+        _log_failure(task)
+
+
+def background(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+    """A task for as long as its owner lives, who cancels it. What ends it early is in the log at once."""
+    task = asyncio.create_task(work, name=name)
+    task.add_done_callback(_log_failure)
+    return task
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("task=%s failed, a fault of the broker itself", task.get_name(), exc_info=error)
 
 
 async def first_of(*works: Coroutine[Any, Any, None]) -> None:

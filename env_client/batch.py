@@ -115,7 +115,10 @@ class Batch:
             await asyncio.to_thread(self._write, index, request_id, outcome)
 
     def _write(self, index: int, request_id: str, outcome: Episode | Exception) -> None:
-        line = outcome_line(index, request_id, outcome)
+        try:
+            line = outcome_line(index, request_id, outcome)
+        except Exception as error:  # whatever an episode holds, it is no reason to lose the others
+            line = outcome_line(index, request_id, error)
         assert self._out is not None
         with self._writing:
             self._out.write(line + "\n")
@@ -132,7 +135,7 @@ def _kind(task: Mapping[str, Any], outcome: Episode | Exception, env: str) -> st
 def _task(path: str, number: int, line: str) -> Mapping[str, Any]:
     try:
         task = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TasksError(f"{path}, line {number}: {error}; each line is one JSON object") from error
     if not isinstance(task, dict):
         raise TasksError(f"{path}, line {number}: found a JSON {type(task).__name__}, expected an object")

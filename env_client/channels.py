@@ -12,8 +12,11 @@ from env_client.request import MAX_MESSAGE_BYTES
 
 _ENVELOPE_BYTES: Final = 1024 * 1024
 
-RUN_METHOD: Final = f"/{env_service_pb2.DESCRIPTOR.services_by_name['EnvService'].full_name}/Run"
+_SERVICE: Final = env_service_pb2.DESCRIPTOR.services_by_name["EnvService"].full_name
+RUN_METHOD: Final = f"/{_SERVICE}/Run"
 """Called without a deserializer, so that big messages are decoded off the event loop."""
+SESSION_METHOD: Final = f"/{_SERVICE}/Session"
+"""Called without a stub: making one on a channel that its owner has closed ends the process."""
 
 _OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES + _ENVELOPE_BYTES),
@@ -26,8 +29,9 @@ _OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.http2.max_pings_without_data", 0),
     # A broker that was restarted is found again within two seconds.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),
+    # In spite of its name this is how long one attempt may take: a busy host needs over 100 ms at times.
+    ("grpc.min_reconnect_backoff_ms", 5_000),
 )
 
 SERVING_NAMES: Final = {number: name for name, number in health_pb2.HealthCheckResponse.ServingStatus.items()}

@@ -33,6 +33,7 @@ from env_client.request import (
     checked_timeout,
     outcome_name,
 )
+from env_client.session import Session, part
 from env_client.statuses import env_error
 from env_client.stream import EpisodeStream
 
@@ -62,6 +63,7 @@ class EnvClient:
         timeout: seconds that one run may take, from the call to the checked episode; None: no limit.
         credentials: of a TLS channel; None: in the clear.
         courier: carries the cancels, and is closed with the client; None: a new one.
+        session: confirms deliveries, and is closed with the client; None: a new one.
     """
 
     def __init__(
@@ -76,11 +78,15 @@ class EnvClient:
         timeout: float | None = None,
         credentials: grpc.ChannelCredentials | None = None,
         courier: CancelCourier | None = None,
+        session: Session | None = None,
     ) -> None:
         self.target = target
         self._defaults = RunDefaults(env, model, endpoint, sampling, owner, checked_timeout(timeout))
         self._credentials = credentials
-        self._courier = courier or CancelCourier(functools.partial(open_sync_channel, target, credentials))
+        # Two channels, but with the same options, so that gRPC carries both on one connection.
+        open_channel = functools.partial(open_sync_channel, target, credentials)
+        self._courier = courier or CancelCourier(open_channel)
+        self._session = session or Session(open_channel)
         self._channel: grpc.aio.Channel | None = None
         self._streams: set[EpisodeStream] = set()
         self._closed = False
@@ -109,7 +115,9 @@ class EnvClient:
     ) -> Episode:
         """Run one episode and return it, assembled and checked. One with `head.ok` False is returned as well.
 
-        However the call ends otherwise, the server is told that nobody wants the episode.
+        It returns only when the server has confirmed that this is final (one without sessions makes it so at
+        the end of its window). However else it ends, `DeliveryUncertainError` apart, the server is told that
+        nobody wants the episode.
 
         Args:
             task: a JSON object that the environment understands.
@@ -120,6 +128,8 @@ class EnvClient:
 
         Raises:
             InvalidRequestError: an argument is malformed (`InvalidTaskError`: the task); nothing was sent.
+            DeliveryUncertainError: the episode came, the error has it, but whether that is final is unknown.
+            SessionEndedError: the server has ended the client's session for good; nothing was sent.
             EnvError: the run could not be carried out. See `env_client.errors` for what each one means.
         """
         stream = self.stream(
@@ -167,9 +177,10 @@ class EnvClient:
             request_id=request_id,
             group_id=group_id,
             owner=owner,
+            session_id=self._session.session_id,
         )
         limit = self._defaults.timeout if timeout is None else checked_timeout(timeout)
-        intake = Intake(request, self._courier.send)
+        intake = Intake(request, self._courier.send, self._session)
         return EpisodeStream(intake, lambda: self._call_run(request, limit), limit, self._streams)
 
     async def health(self, *, timeout: float = 10.0) -> str:
@@ -248,18 +259,20 @@ class EnvClient:
         return answer
 
     async def close(self, timeout: float = 5.0) -> None:
-        """Cancel what is open, let pending cancels leave for at most `timeout` seconds, then disconnect."""
+        """Cancel what is open, let cancels leave, say goodbye, all in `timeout` seconds; then disconnect."""
         self._closed = True
         try:
             for stream in list(self._streams):
                 stream.abandon("the client was closed")
-            await asyncio.to_thread(self._courier.close, timeout)
+            await asyncio.to_thread(part, self._courier, self._session, timeout)
         finally:
             if self._channel is not None:
                 await self._channel.close()
 
     def _call_run(self, request: RunRequest, timeout: float | None) -> RunCall:
-        method: Any = self._open_channel().unary_stream(
+        channel = self._open_channel()
+        self._session.open()  # The run does not wait for it, only its confirmation does.
+        method: Any = channel.unary_stream(
             RUN_METHOD, request_serializer=RunRequest.SerializeToString, response_deserializer=None
         )
         call: RunCall = method(request, timeout=timeout)

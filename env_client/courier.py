@@ -28,6 +28,7 @@ from envtrio.v1.env_service_pb2_grpc import EnvServiceStub
 
 from env_client.errors import shown_id
 from env_client.request import PROTOCOL_GENERATION
+from env_client.statuses import env_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -48,6 +49,10 @@ _REPEATED: Final = frozenset(
         grpc.StatusCode.DEADLINE_EXCEEDED,
         grpc.StatusCode.RESOURCE_EXHAUSTED,
     }
+)
+# What gRPC itself says when it, and not the server, has dropped the call: no answer, whatever the code.
+_UNANSWERED: Final = frozenset(
+    {grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.ABORTED}
 )
 
 
@@ -246,6 +251,8 @@ class CancelCourier:
             return outcome != CancelOutcome.CANCEL_OUTCOME_REMEMBERED
         code = error.code() if isinstance(error, grpc.Call) else None
         if code in _REPEATED:
+            return False
+        if code in _UNANSWERED and isinstance(error, grpc.RpcError) and not env_error(error).reason:
             return False
         _LOG.warning("run=%s: its cancel was refused: %s", run, error)
         return True

@@ -96,7 +96,10 @@ class MessageTooLargeError(ResourceExhaustedError):
 
 
 class RunCancelledError(EnvError):
-    """The run was ended by a `Cancel`, or because its caller or session was lost. Nothing is kept."""
+    """The run was ended by a `Cancel`, or because its caller or session was lost. Nothing is kept.
+
+    Also where the episode had arrived, but was taken back before its delivery was confirmed.
+    """
 
     default_code = "CANCELLED"
 
@@ -155,8 +158,16 @@ class ValidationError(EnvError):
     default_reason = "PROTOCOL_VIOLATION"
 
 
+class SessionEndedError(EnvError):
+    """The server ended the client's session for good: its runs cannot be confirmed. Make a new client."""
+
+    default_code = "ABORTED"
+
+
 class DeliveryUncertainError(EnvError):
-    """The episode arrived whole, but whether its delivery is final was not answered within the window.
+    """The episode arrived whole, but nobody could say within the window whether its delivery is final.
+
+    Its reason is WORKER_LOST where the worker is lost; then there was no use in waiting. No cancel was sent.
 
     Attributes:
         episode: the episode, assembled and checked. A fetch of its arrays will tell whether they are there.
@@ -164,8 +175,8 @@ class DeliveryUncertainError(EnvError):
 
     default_code = "UNAVAILABLE"
 
-    def __init__(self, message: str, *, episode: Episode, request_id: str = "") -> None:
-        super().__init__(message, request_id=request_id)
+    def __init__(self, message: str, *, episode: Episode, request_id: str = "", reason: str = "") -> None:
+        super().__init__(message, request_id=request_id, reason=reason)
         self.episode = episode
 
 

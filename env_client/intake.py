@@ -1,11 +1,19 @@
-"""What becomes of one run on the client's side: taken in, delivered or abandoned. No I/O."""
+"""What becomes of one run on the client's side: taken in, confirmed, delivered or abandoned. No I/O."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
 from env_client.assembly import EpisodeAssembly
-from env_client.errors import EnvError, RunCancelledError, RunDeadlineError, shown_id
+from env_client.confirmations import Verdict
+from env_client.errors import (
+    DeliveryUncertainError,
+    EnvError,
+    RunCancelledError,
+    RunDeadlineError,
+    SessionEndedError,
+    shown_id,
+)
 from env_client.statuses import env_error
 from env_client.validation import check_episode
 
@@ -17,28 +25,40 @@ if TYPE_CHECKING:
     from envtrio.v1.env_service_pb2 import RunRequest
     from envtrio.v1.episode_pb2 import Episode
 
+    from env_client.session import Session
+    from env_client.session_driver import Settlement, Ticket
+
 BIG_BYTES: Final = 256 * 1024
 """Decoding or checking more than this is not done on an event loop."""
+
+_UNCERTAIN: Final = {
+    Verdict.WORKER_LOST: ("its worker is lost", "WORKER_LOST"),
+    Verdict.UNANSWERED: ("no answer came within the window, or before the client was closed", ""),
+}
 
 
 class Intake:
     """One run: its assembly, and whether a cancel is owed for it.
 
     A cancel is owed from the moment the call is made until the episode is delivered to the caller, or the
-    server said by a status of its own how the run ended. `abandon` pays it, once. Both clients use it.
+    server said by a status of its own, or in answer to the confirmation, how the run ended. `abandon` pays
+    it, once. Both clients use it.
 
     Args:
         request: what was asked for.
         tell: sends a cancel: request_id and cause. Must not block or raise.
+        session: confirms the delivery.
     """
 
-    def __init__(self, request: RunRequest, tell: Callable[[str, str], None]) -> None:
+    def __init__(self, request: RunRequest, tell: Callable[[str, str], None], session: Session) -> None:
         self.request: Final = request
         self.request_id: Final[str] = request.request_id
         self.received_bytes = 0
         self.episode: Episode | None = None
         self._assembly = EpisodeAssembly()
         self._tell = tell
+        self._session = session
+        self._ticket: Ticket | None = None
         self._owes_cancel = True
 
     @property
@@ -74,17 +94,49 @@ class Intake:
             raise
         return episode
 
-    def deliver(self, episode: Episode) -> Episode:
+    def confirm(self, settle: Callable[[Settlement], object]) -> None:
+        """Ask the server to make the delivery final. `settle` gets what that came to, in another thread.
+
+        Raises:
+            RunCancelledError: the run was abandoned meanwhile; nothing was asked.
+        """
+        if not self._owes_cancel:
+            raise self.taken_back()
+        self._ticket = self._session.confirm(self.request_id, settle)
+
+    def deliver(self, episode: Episode, settlement: Settlement) -> Episode:
         """The episode is the caller's: from now on no cancel is owed.
 
         Raises:
-            RunCancelledError: the run was abandoned meanwhile.
+            RunCancelledError: the run was abandoned meanwhile, or the server had taken it back.
+            DeliveryUncertainError: nobody can say. No cancel is owed either: the caller has the episode now,
+                and a cancel could pull its arrays away.
         """
         if not self._owes_cancel:
             raise self.taken_back()
         self._owes_cancel = False
-        self.episode = episode
-        return episode
+        if settlement is Verdict.CONFIRMED or settlement is Verdict.NOT_OFFERED:
+            self.episode = episode
+            return episode
+        run = shown_id(self.request_id)
+        if settlement is Verdict.DISCARDED:
+            raise RunCancelledError(
+                f"run {run}: its episode was taken back before it could be confirmed, by a cancel or because "
+                "the session was lost for too long; what was kept is discarded: start a new run",
+                request_id=self.request_id,
+            )
+        ended: SessionEndedError | None = None
+        if isinstance(settlement, SessionEndedError):
+            ended, why, reason = settlement, str(settlement), settlement.reason
+        else:
+            why, reason = _UNCERTAIN[settlement]
+        raise DeliveryUncertainError(
+            f"run {run}: its episode arrived, but whether its delivery is final is not known: {why}; "
+            "this error has the episode, and a fetch of its arrays will tell",
+            episode=episode,
+            request_id=self.request_id,
+            reason=reason,
+        ) from ended
 
     def ended(self, error: grpc.RpcError, timeout: float | None) -> EnvError:
         """The exception for the status that ended the run, and whether a cancel is still owed.
@@ -104,6 +156,8 @@ class Intake:
         """Tell the server that nobody wants this run's episode, if that is still owed."""
         if self._owes_cancel:
             self._owes_cancel = False
+            if self._ticket is not None:
+                self._session.withdraw(self._ticket)
             self._tell(self.request_id, cause)
 
     def taken_back(self) -> RunCancelledError:
@@ -129,4 +183,9 @@ class Intake:
 
 def cause_of(error: BaseException) -> str:
     """Why a run was abandoned, for the worker's log."""
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    # The caller's own exceptions come here, on the way to the cancel that they owe: nothing may stop it.
+    try:
+        text = str(error)
+    except Exception:
+        text = "(its message cannot be read)"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -105,6 +105,7 @@ def build_request(
     request_id: str | None,
     group_id: str | None,
     owner: str | None,
+    session_id: str = "",
 ) -> RunRequest:
     """The request of one run. What is None comes from `defaults`.
 
@@ -114,7 +115,7 @@ def build_request(
         MessageTooLargeError: the request is over 64 MiB; metadata "field" names its largest field.
     """
     identity = new_request_id() if request_id is None else checked_request_id(request_id)
-    request = RunRequest(request_id=identity, protocol_generation=PROTOCOL_GENERATION)
+    request = RunRequest(request_id=identity, protocol_generation=PROTOCOL_GENERATION, session_id=session_id)
     _set_text(request, "environment", _first(env, defaults.env), "env")
     _set_text(request, "group_id", group_id, "group_id")
     _set_text(request, "owner", _first(owner, defaults.owner), "owner")

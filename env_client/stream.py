@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from envtrio.v1.env_service_pb2 import RunRequest
     from envtrio.v1.episode_pb2 import Episode
 
+    from env_client.session_driver import Settlement
+
     OnDelta: TypeAlias = Callable[[TraceDelta], Awaitable[object] | object]
     RunCall: TypeAlias = grpc.aio.UnaryStreamCall[RunRequest, bytes]
 
@@ -31,7 +33,8 @@ class EpisodeStream:
     """A run under way. Made by `EnvClient.stream`; an asynchronous context manager and iterator.
 
     Iterating yields each `TraceDelta` as it lands. When the iteration has come to its end, or `result()` has
-    returned, the episode is delivered. Leaving the context before that cancels the run, whatever the way out.
+    returned, the episode is delivered: the server has confirmed it, if it has sessions. Leaving the context
+    before that cancels the run, whatever the way out.
 
     Args:
         intake: the run.
@@ -55,6 +58,7 @@ class EpisodeStream:
         self._deadline: float | None = None
         self._landed: deque[TraceDelta] = deque()
         self._failed: BaseException | None = None
+        self._answer: asyncio.Future[Settlement] | None = None
 
     @property
     def request_id(self) -> str:
@@ -121,6 +125,8 @@ class EpisodeStream:
             # cannot, and need not: the call ended with the loop.
             with contextlib.suppress(RuntimeError):
                 self._call.cancel()
+                if self._answer is not None:
+                    self._answer.cancel()
 
     async def _drain(self, on_delta: OnDelta | None) -> Episode:
         while True:
@@ -150,9 +156,21 @@ class EpisodeStream:
         if data is grpc.aio.EOF:
             episode = await self._off_loop(self._intake.conclude, self._intake.is_big)
             self._check_deadline()
-            self._intake.deliver(episode)
+            self._intake.deliver(episode, await self._confirmed())
             return None
         return await self._off_loop(lambda: self._intake.take(data), len(data) > BIG_BYTES)
+
+    async def _confirmed(self) -> Settlement:
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Settlement] = loop.create_future()
+
+        def settle(settlement: Settlement) -> None:
+            with contextlib.suppress(RuntimeError):  # The loop is closed: nobody waits any more.
+                loop.call_soon_threadsafe(_set, answer, settlement)
+
+        self._answer = answer
+        self._intake.confirm(settle)
+        return await answer
 
     @staticmethod
     async def _off_loop(work: Callable[[], _T], big: bool) -> _T:
@@ -193,3 +211,8 @@ class EpisodeStream:
         # Work that does not suspend is not interrupted by asyncio's timeout.
         if self._deadline is not None and asyncio.get_running_loop().time() >= self._deadline:
             raise self._intake.expired(self._timeout)
+
+
+def _set(answer: asyncio.Future[Settlement], settlement: Settlement) -> None:
+    if not answer.done():
+        answer.set_result(settlement)

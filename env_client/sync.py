@@ -32,6 +32,7 @@ from env_client.request import (
     checked_timeout,
     outcome_name,
 )
+from env_client.session import Session, part
 from env_client.statuses import env_error
 from env_client.sync_stream import SyncEpisodeStream
 
@@ -55,6 +56,7 @@ class SyncEnvClient:
         target: "HOST:PORT".
         channel: in place of one to `target`; the client does not close it.
         courier: carries the cancels, and is closed with the client; None: a new one.
+        session: confirms deliveries, and is closed with the client; None: a new one, on `channel` if given.
 
     The other arguments are those of `EnvClient`.
     """
@@ -72,12 +74,18 @@ class SyncEnvClient:
         credentials: grpc.ChannelCredentials | None = None,
         channel: grpc.Channel | None = None,
         courier: CancelCourier | None = None,
+        session: Session | None = None,
     ) -> None:
         self.target = target
         self._defaults = RunDefaults(env, model, endpoint, sampling, owner, checked_timeout(timeout))
         self._owns_channel = channel is None
         self._channel = channel or open_sync_channel(target, credentials)
-        self._courier = courier or CancelCourier(functools.partial(open_sync_channel, target, credentials))
+        open_channel = functools.partial(open_sync_channel, target, credentials)
+        self._courier = courier or CancelCourier(open_channel)
+        if channel is None:
+            self._session = session or Session(open_channel)
+        else:
+            self._session = session or Session(lambda: channel, owns_channel=False)
         self._stub = EnvServiceStub(self._channel)
         self._health: Any = health_pb2_grpc.HealthStub(self._channel)
         self._run: Any = self._channel.unary_stream(
@@ -145,10 +153,11 @@ class SyncEnvClient:
             request_id=request_id,
             group_id=group_id,
             owner=owner,
+            session_id=self._session.session_id,
         )
         limit = self._defaults.timeout if timeout is None else checked_timeout(timeout)
-        intake = Intake(request, self._courier.send)
-        return SyncEpisodeStream(intake, lambda: self._run(request, timeout=limit), limit)
+        intake = Intake(request, self._courier.send, self._session)
+        return SyncEpisodeStream(intake, lambda: self._call_run(request, limit), limit)
 
     def health(self, *, timeout: float = 10.0) -> str:
         """As `EnvClient.health`."""
@@ -199,12 +208,16 @@ class SyncEnvClient:
         return _translated(lambda: self._stub.Describe(request, timeout=timeout))
 
     def close(self, timeout: float = 5.0) -> None:
-        """Let pending cancels leave for at most `timeout` seconds, then disconnect."""
+        """Let pending cancels leave, say goodbye, in at most `timeout` seconds, then disconnect."""
         try:
-            self._courier.close(timeout)
+            part(self._courier, self._session, timeout)
         finally:
             if self._owns_channel:
                 self._channel.close()
+
+    def _call_run(self, request: RunRequest, timeout: float | None) -> Any:
+        self._session.open()  # The run does not wait for it, only its confirmation does.
+        return self._run(request, timeout=timeout)
 
 
 def _translated(call: Callable[[], _T], request_id: str = "") -> _T:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
     from envtrio.v1.delta_pb2 import TraceDelta
     from envtrio.v1.episode_pb2 import Episode
+
+    from env_client.session_driver import Settlement
 
 _T = TypeVar("_T")
 
@@ -110,8 +113,17 @@ class SyncEpisodeStream:
             return self._intake.take(data)
         episode = self._intake.conclude()
         self._check_deadline()
-        self._intake.deliver(episode)
+        self._intake.deliver(episode, self._confirmed())
         return None
+
+    def _confirmed(self) -> Settlement:
+        answer: queue.SimpleQueue[Settlement] = queue.SimpleQueue()
+        self._intake.confirm(answer.put)
+        left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+        try:
+            return answer.get(timeout=left)
+        except queue.Empty:
+            raise self._intake.expired(self._timeout) from None
 
     def _guarded(self, work: Callable[[], _T]) -> _T:
         if self._failed is not None:

@@ -70,7 +70,7 @@ class Tally:
             if isinstance(size, int | float):
                 self.array_bytes = (self.array_bytes or 0) + size
         if not episode.head.ok:
-            errors = [error for source in (episode.head, *episode.traces) for error in source.errors]
+            errors = [*episode.head.errors, *(error for trace in episode.traces for error in trace.errors)]
             said = f"{errors[-1].type}: {errors[-1].message}" if errors else "no error was given"
             self.first_messages.setdefault("failed", said)
         self._count("ok" if episode.head.ok else "failed", kind, turns, reward)

@@ -23,6 +23,10 @@ _KEEPALIVE: Final = (
 SERVER_OPTIONS: Final = (
     *_MESSAGES,
     *_KEEPALIVE,
+    # gRPC would drop calls at random, and without a reason, beyond 1,000 that its loop has not taken up yet.
+    # What is too much is for admission to say.
+    ("grpc.server.max_pending_requests", 1_000_000),
+    ("grpc.server.max_pending_requests_hard_limit", 1_000_000),
     ("grpc.so_reuseport", 0),  # a second server on a port fails, instead of taking half of the calls
     ("grpc.http2.min_ping_interval_without_data_ms", 500),
     ("grpc.http2.max_ping_strikes", 0),

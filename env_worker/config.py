@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import configargparse
 
 from env_worker.domain.ledger import LATE_CANCEL_SECONDS
+from env_worker.domain.sessions import SESSION_GRACE_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -74,6 +75,12 @@ class WorkerSettings:
     late_cancel_seconds: float = _setting(
         "--late-cancel-seconds", LATE_CANCEL_SECONDS, "s", "how long after its reply a run can be taken back"
     )
+    session_grace_seconds: float = _setting(
+        "--session-grace-seconds",
+        SESSION_GRACE_SECONDS,
+        "s",
+        "how long a client's session that broke may take to come back; then its runs are cancelled",
+    )
     drain_seconds: float = _setting(
         "--drain-seconds", 30.0, "s", "after SIGTERM: how long running episodes may take to finish"
     )
@@ -111,7 +118,8 @@ class WorkerSettings:
         self._check_range("max_queue", 0, 1_000_000)
         for name in ("drain_seconds", "linger_seconds", "kill_seconds"):
             self._check_range(name, 0, 86_400)
-        self._check_range("late_cancel_seconds", 0, 86_400)
+        for name in ("late_cancel_seconds", "session_grace_seconds"):
+            self._check_range(name, 0, 86_400)
         self._check_range("accuracy", 0, 1)
         self._check_range("seed", -(2**63), 2**63 - 1)
         for name in ("listen", "broker", "advertise"):

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
     from envtrio.v1.errors_pb2 import ErrorReason
 
+    from env_worker.delta.limits import MessageTooLargeError
+    from env_worker.domain import EpisodeError
+
 RETRY_SECONDS: Final = 1.0
 """When to send a run again that a full queue or table refused."""
 
@@ -53,3 +56,40 @@ def ending(entry: Entry) -> Refusal:
 def full(reason: ErrorReason.ValueType, error: Exception, **metadata: object) -> Refusal:
     """A refusal for want of room, with the time to come again."""
     return Refusal(reason, str(error), retry_seconds=RETRY_SECONDS, **metadata)
+
+
+def environment_failed(environment: str, error: EpisodeError) -> Refusal:
+    """The environment raised `error` before its first trace."""
+    return Refusal(
+        errors_pb2.ERROR_REASON_ENVIRONMENT_FAILED,
+        f"environment {environment!r} raised {error.type} before its first trace: {error.message}; "
+        "the worker's log has the traceback",
+        type=error.type,
+    )
+
+
+def hook_failed(error: EpisodeError) -> Refusal:
+    """The hook's `keep` raised `error`."""
+    return Refusal(
+        errors_pb2.ERROR_REASON_HOOK_FAILED,
+        f"the episode hook's keep raised {error.type}: {error.message}; the worker's log has the traceback",
+    )
+
+
+def too_large(error: MessageTooLargeError) -> Refusal:
+    """Something that must cross in one message does not fit."""
+    return Refusal(
+        errors_pb2.ERROR_REASON_MESSAGE_TOO_LARGE,
+        str(error),
+        field=error.field,
+        value=error.value,
+        limit=error.limit,
+    )
+
+
+def own_fault(name: str, error: EpisodeError) -> Refusal:
+    """The worker itself has failed at the run of that name."""
+    return Refusal(
+        errors_pb2.ERROR_REASON_INTERNAL,
+        f"run {name}: {error.type}: {error.message}; report it with the worker's log",
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -32,7 +33,8 @@ class EnvironmentLoop:
         self._loop: Final = asyncio.new_event_loop()
         self._thread: Final = threading.Thread(target=self._run, name="environments", daemon=True)
         self._tasks: Final[dict[Outcome, asyncio.Task[BaseException | None]]] = {}
-        self._stopping = False
+        self._ended = False
+        self._pid: Final = os.getpid()
 
     def start(self) -> None:
         """Start the thread. Once."""
@@ -49,7 +51,7 @@ class EnvironmentLoop:
             outcome.set_result(asyncio.CancelledError() if task.cancelled() else task.result())
 
         def start() -> None:
-            task = self._loop.create_task(_raised_by(coroutine))
+            task = self._loop.create_task(_raised_by(coroutine, self._pid))
             task.add_done_callback(end)
             self._tasks[outcome] = task
 
@@ -67,7 +69,6 @@ class EnvironmentLoop:
 
     def stop(self) -> None:
         """Cancel everything and end the thread when that is done. Does not wait: an environment may block."""
-        self._stopping = True
 
         def stop() -> None:
             for task in self._tasks.values():
@@ -80,32 +81,43 @@ class EnvironmentLoop:
     async def _end(self) -> None:
         if self._tasks:
             await asyncio.wait(list(self._tasks.values()))
+        self._ended = True
         self._loop.stop()
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        while True:
+        while not self._ended:
             try:
                 self._loop.run_forever()
-                break
             except (SystemExit, KeyboardInterrupt) as error:
+                _end_forked_child(self._pid)
                 logger.error(
                     "a task that an environment started raised %r; the other environments go on", error
                 )
-                if self._stopping:
-                    break
+            else:
+                if not self._ended:
+                    logger.error("an environment stopped the loop of all environments; they go on")
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.close()
 
 
-async def _raised_by(coroutine: Coroutine[Any, Any, None]) -> BaseException | None:
+async def _raised_by(coroutine: Coroutine[Any, Any, None], pid: int) -> BaseException | None:
     # Returned, not raised: SystemExit would end the loop, and it is the environment's failure, not the
     # process's end.
     try:
         await coroutine
     except BaseException as error:
+        _end_forked_child(pid)
         return error
+    _end_forked_child(pid)
     return None
+
+
+def _end_forked_child(pid: int) -> None:
+    """Here comes a child too that an environment forked and that means to end. It has a copy of our loop, and
+    would go on with it and take wake-ups from the parent: end it now, and run nothing of ours in it."""
+    if os.getpid() != pid:
+        os._exit(1)
 
 
 class WakeUp:

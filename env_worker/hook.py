@@ -68,8 +68,9 @@ def check_hook(hook: object, source: str) -> EpisodeHook:
             inspect.signature(method).bind(*range(arguments))
         except TypeError as error:
             raise HookLoadError(
-                f"{source} is no episode hook: {type(hook).__name__}.{name} cannot be called with {arguments} "
-                f"arguments ({error}); define keep(self, episode, sampling) and discard(self, episode)"
+                f"{source} is no episode hook: {type(hook).__name__}.{name} cannot be called with "
+                f"{arguments} arguments ({error}); define keep(self, episode, sampling) and "
+                "discard(self, episode)"
             ) from error
         except ValueError:
             pass  # a callable that does not tell its signature
@@ -152,14 +153,23 @@ class HookThreads:
         self._keeps.shutdown(wait=False)
         self._discards.shutdown(wait=False)
 
-    async def _call(self, pool: ThreadPoolExecutor, function: Callable[[], None]) -> BaseException | None:
-        return await asyncio.get_running_loop().run_in_executor(pool, _outcome, function)
+    async def _call(self, pool: ThreadPoolExecutor, function: Callable[[], object]) -> BaseException | None:
+        try:
+            called = asyncio.get_running_loop().run_in_executor(pool, _outcome, function)
+        except RuntimeError as error:  # no thread can be started
+            return error
+        return await called
 
 
-def _outcome(function: Callable[[], None]) -> BaseException | None:
+def _outcome(function: Callable[[], object]) -> BaseException | None:
     # Returned, not raised: SystemExit or StopIteration in a future would end the loop, or hang whoever waits.
     try:
-        function()
+        returned = function()
+        if inspect.isawaitable(returned):
+            # A decorator can hide from `check_hook` what the method is.
+            if inspect.iscoroutine(returned):
+                returned.close()
+            raise TypeError("it returned an awaitable, which nobody awaits; make it a plain function")
     except BaseException as error:
         return error
     return None

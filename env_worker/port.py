@@ -28,6 +28,8 @@ class RunPort(Generic[End]):
         self.ended = False
         self.ending: End | None = None
         """How the run ended: None is OK. Read it when `ended`."""
+        self.on_end: Callable[[], object] | None = None
+        """Called once, when the run has ended: for a handler that may be stuck in a write."""
         self.opened = False
         """Whether the run was admitted."""
         self._item: bytes | None = None
@@ -71,6 +73,8 @@ class RunPort(Generic[End]):
         if self._sender is not None and not self._sender.done():
             self._sender.set_exception(PortBrokenError())
         self._handler.set()
+        if self.on_end is not None:
+            self.on_end()
 
     # The handler's side.
 

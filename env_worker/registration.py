@@ -90,13 +90,20 @@ class Registration:
         self._hurry.set()
 
     def start(self, refused: Callable[[str], None]) -> None:
-        """Begin. `refused` is called with the reason if the broker will not have this worker."""
+        """Begin. `refused` is called with the reason if the broker will not have this worker, or if there is
+        a fault here: a worker that nobody would find again must not go on."""
 
         async def run() -> None:
             try:
                 await self.run()
             except RegistrationRefusedError as error:
                 refused(str(error))
+            except Exception as error:
+                logger.exception("broker=%s registration failed", self._broker)
+                refused(
+                    f"registration at broker {self._broker} failed by {type(error).__name__}; start the "
+                    "worker again, and report it with its log"
+                )
 
         self._task = asyncio.create_task(run())
 

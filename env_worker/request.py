@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from typing import TYPE_CHECKING, Final
 
@@ -98,7 +97,7 @@ def read_request(
         request_id=request.request_id,
         environment_name=name,
         environment=environment,
-        task=_task(request.task_json, name, environment),
+        task=_task(request.task_json),
         task_json=request.task_json,
         sampling=sampling,
         model=model,
@@ -126,23 +125,13 @@ def _environment(name: str, environments: EnvironmentRegistry) -> tuple[str, Env
         ) from error
 
 
-def _task(task_json: str, name: str, environment: Environment) -> JsonObject:
+def _task(task_json: str) -> JsonObject:
     if (size := len(task_json.encode())) > MAX_TASK_BYTES:
         raise _too_large("task_json", "task_json", size, MAX_TASK_BYTES)
     try:
-        task = wire.parse_task(task_json)
-        validate = getattr(environment, "validate", None)
-        if validate is not None and not inspect.iscoroutinefunction(validate):
-            validate(task)
+        return wire.parse_task(task_json)
     except InvalidTaskError as error:
         raise Refusal(errors_pb2.ERROR_REASON_INVALID_TASK, str(error), field="task_json") from error
-    except Exception as error:
-        raise Refusal(
-            errors_pb2.ERROR_REASON_ENVIRONMENT_FAILED,
-            f"environment {name!r} raised {type(error).__name__} while it checked the task: {error}; "
-            "it should raise InvalidTaskError for a task that it cannot run",
-        ) from error
-    return task
 
 
 def _check_endpoint(model: ModelEndpoint) -> None:

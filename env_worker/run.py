@@ -17,10 +17,10 @@ from env_worker.delta.limits import MessageTooLargeError
 from env_worker.delta.streamer import DeltaStreamer
 from env_worker.domain import Episode, EpisodeError, InvalidTaskError
 from env_worker.domain.ledger import Event
+from env_worker.endings import environment_failed, hook_failed, own_fault, too_large
 from env_worker.environment_loop import WakeUp
-from env_worker.envs.base import Context
+from env_worker.envs.base import Context, play
 from env_worker.port import PortBrokenError, RunPort
-from env_worker.remains import without_nodes
 from env_worker.status import Refusal
 
 if TYPE_CHECKING:
@@ -108,6 +108,7 @@ class Run:
         self._services: Final = services
         self._environment: Outcome | None = None
         self._duration_seconds = 0.0
+        self._remains: Episode | None = None
         self._deadline: asyncio.TimerHandle | None = None
         if spec.deadline is not None:
             remaining = max(0.0, spec.deadline - services.clock())
@@ -140,10 +141,11 @@ class Run:
         """The reply has left: hold on to what a late discard needs, head, trace ids and infos, and nothing
         else."""
         self._close(None)
-        full = self.episode
-        self.episode = without_nodes(full)
-        full.on_change = None
+        assert self._remains is not None, "they are made before the reply is sent"
+        self.episode.on_change = None
+        self.episode = self._remains
         self._spec = None
+        self._environment = None  # it is over, and what it raised leads through its frames to every node
 
     async def _carry_or_fail(self) -> None:
         try:
@@ -151,22 +153,10 @@ class Run:
         except PortBrokenError:
             pass  # whoever settled the run broke the port, and has answered the caller
         except MessageTooLargeError as error:
-            self._settle(
-                Event.ENCODE_FAILED,
-                Refusal(
-                    errors_pb2.ERROR_REASON_MESSAGE_TOO_LARGE, str(error),
-                    field=error.field, value=error.value, limit=error.limit,
-                ),
-            )  # fmt: skip
+            self._settle(Event.ENCODE_FAILED, too_large(error))
         except Exception as error:
             logger.exception("run=%s reason=INTERNAL a fault of the worker itself", self.name)
-            self._settle(
-                Event.ENCODE_FAILED,
-                Refusal(
-                    errors_pb2.ERROR_REASON_INTERNAL,
-                    f"run {self.name}: {type(error).__name__}: {error}; report it with the worker's log",
-                ),
-            )
+            self._settle(Event.ENCODE_FAILED, own_fault(self.name, EpisodeError.from_exception(error)))
 
     async def _carry(self) -> None:
         spec = self._spec
@@ -187,7 +177,7 @@ class Run:
         """Run the environment on its loop and stream what it writes; what it raised."""
         context = Context(spec.request_id, spec.task, spec.sampling, spec.model, self.episode, spec.deadline)
         started = time.monotonic()
-        outcome = self._environment = self._services.environments.submit(spec.environment.run(context))
+        outcome = self._environment = self._services.environments.submit(play(spec.environment, context))
         outcome.add_done_callback(lambda _: self._wake_soon())
         while not (outcome.done() or self.entry.settled):
             await self._wake.wait()
@@ -218,15 +208,7 @@ class Run:
             return False
         error = EpisodeError.from_exception(raised)
         logger.error("run=%s reason=ENVIRONMENT_FAILED %s", self.name, error.traceback or error.message)
-        message = (
-            f"environment {self.episode.environment!r} raised {error.type} before its first trace: "
-            f"{error.message}; "
-            "the worker's log has the traceback"
-        )
-        self._settle(
-            Event.ENVIRONMENT_FAILED,
-            Refusal(errors_pb2.ERROR_REASON_ENVIRONMENT_FAILED, message, type=error.type),
-        )
+        self._settle(Event.ENVIRONMENT_FAILED, environment_failed(self.episode.environment, error))
         return False
 
     async def _keep(self, sampling: SamplingParams) -> bool:
@@ -240,16 +222,16 @@ class Run:
                 return False
             self.hook = hook
             error = await self._services.threads.keep(hook, self.episode, sampling)
-        if error is not None:
-            logger.error("run=%s reason=HOOK_FAILED keep raised", self.name, exc_info=error)
-            message = (
-                f"the episode hook's keep raised {type(error).__name__}: {error}; "
-                "the worker's log has the traceback"
+        # The ledger first: whatever fails from here on fails a run that is known to be kept.
+        if error is None:
+            self._settle(Event.KEEP_RETURNED)
+        else:
+            failure = EpisodeError.from_exception(error)
+            self._settle(Event.KEEP_RAISED, hook_failed(failure))
+            logger.error(
+                "run=%s reason=HOOK_FAILED keep raised %s", self.name, failure.traceback or failure.type
             )
-            self._settle(Event.KEEP_RAISED, Refusal(errors_pb2.ERROR_REASON_HOOK_FAILED, message))
-            return False
         self.episode.drop_arrays()
-        self._settle(Event.KEEP_RETURNED)
         return not self.entry.settled
 
     async def _reply(self, spec: RunSpec, streamer: DeltaStreamer) -> None:
@@ -260,6 +242,8 @@ class Run:
             worker_instance=self._services.instance,
             duration_seconds=self._duration_seconds,
         )
+        # Made before the reply, because nothing may fail between the reply and its status.
+        self._remains = self.episode.without_nodes()
         messages = streamer.final_messages(head)
         message = next(messages)
         for following in messages:

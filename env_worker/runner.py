@@ -11,13 +11,20 @@ from typing import TYPE_CHECKING, Final
 from envtrio.v1 import errors_pb2
 
 from env_worker.domain.ledger import CancelOutcome, Entry, Event
-from env_worker.domain.runs import DuplicateRequestError, InvalidRequestIdError, RunTable, TableFullError
+from env_worker.domain.runs import (
+    ConfirmOutcome,
+    DuplicateRequestError,
+    InvalidRequestIdError,
+    RunTable,
+    TableFullError,
+)
 from env_worker.endings import ending, full
 from env_worker.environment_loop import EnvironmentLoop
 from env_worker.hook import HookThreads, current_hook
 from env_worker.run import Run, RunSpec, Services
 from env_worker.slots import QueueFullError, Slots
 from env_worker.status import Refusal
+from env_worker.tasks import log_failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -138,6 +145,22 @@ class Runner:
             self._follow(run)
         return outcome
 
+    def confirm(self, request_id: str) -> ConfirmOutcome:
+        """Make a delivery final: its window is over now. InvalidRequestIdError if the id is malformed."""
+        open_windows = self.table.open_windows
+        outcome = self.table.confirm(request_id, self._clock())
+        if self.table.open_windows < open_windows:
+            self.counters["confirmed"] += 1
+            self._runs.pop(request_id, None)
+            self._changed.set()
+            self._arm_expiry()
+        return outcome
+
+    def lose_session(self, session_id: str) -> int:
+        """The session did not come back: cancel its runs, live ones and replied ones; how many that ended."""
+        runs = [run for run in self._runs.values() if run.entry.session_id == session_id]
+        return sum(self.settle(run, Event.SESSION_LOST) for run in runs)
+
     def give_up(self, request_ids: list[str]) -> None:
         """A broker gave these runs up while this worker was away: discard what was kept for them."""
         for request_id in request_ids:
@@ -176,6 +199,7 @@ class Runner:
             self._own(self._discard(run))
         if entry.closed and self._runs.pop(entry.request_id, None) is not None and entry.cause is not None:
             logger.info("run=%s reason=%s state=%s", run.name, entry.cause.name, entry.state.name)
+            self._arm_expiry()
         self._changed.set()
 
     async def _discard(self, run: Run) -> None:
@@ -197,6 +221,8 @@ class Runner:
         for entry in self.table.expire(over):
             self.counters["expired"] += 1
             self._runs.pop(entry.request_id, None)
+        if not self._runs:
+            self._runs.clear()  # an empty dict still has the room of its busiest time
         self._changed.set()
         self._arm_expiry()
 
@@ -210,9 +236,11 @@ class Runner:
         if self._expiry is not None:
             self._expiry.cancel()
             self._expiry = None
-        if (due := self.table.next_expiry) is not None:
-            if self._brokered:
-                due += (MAX_WINDOWS - 1) * self.table.late_cancel_seconds
+        if (due := self.table.next_expiry) is None:
+            due = self.table.last_forgetting  # nothing else may come by which they are forgotten
+        elif self._brokered:
+            due += (MAX_WINDOWS - 1) * self.table.late_cancel_seconds
+        if due is not None:
             self._expiry = self._loop.call_later(max(0.0, due - self._clock()), self.expire)
 
     # Stopping.
@@ -265,4 +293,5 @@ class Runner:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
+        log_failure(task)
         self._changed.set()

@@ -26,6 +26,8 @@ from env_worker.model.simulated import SimulatedModel
 from env_worker.registration import Registration
 from env_worker.runner import Runner
 from env_worker.servicer import SERVICE_NAME, EnvServicer, describe_environments, method_handlers
+from env_worker.sessions import Sessions
+from env_worker.tasks import log_failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -80,9 +82,17 @@ class WorkerServer:
         self._clock: Final = clock
         self._hurry: Final = asyncio.Event()
         self._runner: Runner | None = None
+        self._sessions: Sessions | None = None
         self._server: grpc.aio.Server | None = None
         self._registration: Registration | None = None
         self._tasks: Final[list[asyncio.Task[None]]] = []
+
+    @property
+    def sessions(self) -> Sessions:
+        """The sessions. RuntimeError before `start`."""
+        if self._sessions is None:
+            raise RuntimeError("the worker was not started; await start() first")
+        return self._sessions
 
     @property
     def runner(self) -> Runner:
@@ -112,7 +122,15 @@ class WorkerServer:
         self.address = f"{host}:{port}"
         runner = self._runner = Runner(settings, instance=self.instance, hook=self._hook, clock=self._clock)
         model = SimulatedModel(seed=settings.seed, accuracy=settings.accuracy)
-        servicer = EnvServicer(runner, self.environments, model, instance=self.instance, clock=self._clock)
+        sessions = self._sessions = Sessions(
+            runner,
+            instance=self.instance,
+            grace_seconds=settings.session_grace_seconds,
+            clock=self._clock,
+        )
+        servicer = EnvServicer(
+            runner, self.environments, model, sessions, instance=self.instance, clock=self._clock
+        )
         server.add_generic_rpc_handlers((method_handlers(servicer),))
         health = health_aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(health, server)
@@ -121,7 +139,9 @@ class WorkerServer:
         await self._set_health(health)
         await server.start()
         self._server = server
-        self._tasks.append(asyncio.create_task(self._keep_health(health)))
+        health_task = asyncio.create_task(self._keep_health(health), name="health")
+        health_task.add_done_callback(log_failure)
+        self._tasks.append(health_task)
         if settings.broker is not None:
             self._registration = Registration(
                 settings.broker,
@@ -157,6 +177,12 @@ class WorkerServer:
             self._registration.nudge()
         await self._within(settings.drain_seconds, runner.wait_replied())
         runner.stop_runs()
+        if (windows := runner.table.open_windows) and settings.linger_seconds and not self._hurry.is_set():
+            logger.warning(
+                "worker=%s stays up to %g s for %d replies that can still be taken back; "
+                "a second signal ends it at once",
+                self.instance[:8], settings.linger_seconds, windows,
+            )  # fmt: skip
         await self._within(settings.linger_seconds, runner.wait_windows())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(settings.kill_seconds):
@@ -171,9 +197,14 @@ class WorkerServer:
                 self.instance[:8], settings.kill_seconds, ",".join(unfinished),
             )  # fmt: skip
         if runner.table.open_windows:
-            logger.warning("worker=%s leaves %d open windows", self.instance[:8], runner.table.open_windows)
+            logger.warning(
+                "worker=%s ends with %d replies that could still have been taken back: they count as "
+                "delivered",
+                self.instance[:8], runner.table.open_windows,
+            )  # fmt: skip
         if self._registration is not None:
             await self._registration.close()
+        self.sessions.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

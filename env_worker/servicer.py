@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import grpc
 from envtrio.v1 import env_service_pb2, errors_pb2
+from google.protobuf.message import DecodeError, Message
 
 from env_worker.delta.limits import MAX_MESSAGE_BYTES
 from env_worker.delta.streamer import DELTA_TARGET_BYTES
@@ -20,6 +22,7 @@ from env_worker.request import (
     check_request_id,
     read_request,
 )
+from env_worker.sessions import CAPABILITY
 from env_worker.status import Refusal
 
 if TYPE_CHECKING:
@@ -28,10 +31,18 @@ if TYPE_CHECKING:
     from env_worker import run
     from env_worker.envs.registry import EnvironmentRegistry
     from env_worker.model.base import ModelClient
+    from env_worker.run import RunSpec
     from env_worker.runner import Runner
+    from env_worker.sessions import Sessions
 
 logger = logging.getLogger(__name__)
 
+_M = TypeVar("_M", bound=Message)
+
+BIG_REQUEST_BYTES: Final = 256 * 1024
+"""Larger requests are read in a thread."""
+UNREAD_SECONDS: Final = 5.0
+"""How long a caller has, after its run was ended, to read what is on its way to it."""
 SERVICE_NAME: Final = env_service_pb2.DESCRIPTOR.services_by_name["EnvService"].full_name
 VERSION: Final = version("envtrio")
 
@@ -58,14 +69,15 @@ def describe_environments(
 
 
 class EnvServicer:
-    """Serves a `Runner`'s runs. A handler drains its run's port and decides nothing but "written" and
-    "gone"."""
+    """Serves a `Runner`'s runs and its clients' `Sessions`. A handler drains its run's port and decides
+    nothing but "written" and "gone"."""
 
     def __init__(
         self,
         runner: Runner,
         environments: EnvironmentRegistry,
         model: ModelClient,
+        sessions: Sessions,
         *,
         instance: str,
         clock: Callable[[], float],
@@ -73,20 +85,19 @@ class EnvServicer:
         self._runner: Final = runner
         self._environments: Final = environments
         self._model: Final = model
+        self._sessions: Final = sessions
         self._instance: Final = instance
         self._clock: Final = clock
 
-    async def Run(
-        self,
-        request: env_service_pb2.RunRequest,
-        context: grpc.aio.ServicerContext[env_service_pb2.RunRequest, bytes],
-    ) -> None:
+    async def Run(self, data: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
         """See EnvService.Run in env_service.proto. Messages are written as the bytes that the diff made."""
         remaining = context.time_remaining()  # None: no deadline
         port: RunPort[Refusal] = RunPort()
         try:
             deadline = None if remaining is None else self._clock() + remaining
-            spec = read_request(request, self._environments, self._model, deadline)
+            arguments = (data, self._environments, self._model, deadline)
+            big = len(data) > BIG_REQUEST_BYTES
+            spec = await asyncio.to_thread(_read_run, *arguments) if big else _read_run(*arguments)
             run = self._runner.start(spec, port)
         except Refusal as refusal:
             await self._abort(context, refusal)
@@ -102,26 +113,42 @@ class EnvServicer:
         self,
         port: RunPort[Refusal],
         carried: run.Run,
-        context: grpc.aio.ServicerContext[env_service_pb2.RunRequest, bytes],
+        context: grpc.aio.ServicerContext[bytes, bytes],
     ) -> None:
+        handler, timers, interrupted = asyncio.current_task(), list[asyncio.TimerHandle](), False
+        assert handler is not None
+        loop = asyncio.get_running_loop()
+
+        def interrupt() -> None:
+            nonlocal interrupted
+            interrupted = handler.cancel()
+
+        # A run was ended and its caller does not read: what is being written would stay as long as that one
+        # likes.
+        port.on_end = lambda: timers.append(loop.call_later(UNREAD_SECONDS, interrupt))
         try:
             if await port.wait_open():
                 await context.send_initial_metadata(())
             while (data := await port.take()) is not None:
                 await context.write(data)
                 port.written()  # of the reply: settles the run, and the next thing is status OK
+        except asyncio.CancelledError:
+            # Where it was we who broke off the write, the status follows, for a caller who reads after all.
+            if not interrupted or handler.uncancel():
+                raise
         finally:
             # Cancelled, broken or done, by whatever exception: the first settlement counts, and no await
             # before it.
             self._runner.caller_gone(carried)
+            for timer in timers:
+                timer.cancel()
 
     async def Cancel(
-        self,
-        request: env_service_pb2.CancelRequest,
-        context: grpc.aio.ServicerContext[env_service_pb2.CancelRequest, env_service_pb2.CancelResponse],
+        self, data: bytes, context: grpc.aio.ServicerContext[bytes, env_service_pb2.CancelResponse]
     ) -> env_service_pb2.CancelResponse:
         """See EnvService.Cancel in env_service.proto."""
         try:
+            request = _decoded(env_service_pb2.CancelRequest, data)
             check_generation(request.protocol_generation)
             check_request_id(request.request_id)
             check_name("cause", request.cause)
@@ -137,13 +164,11 @@ class EnvServicer:
         return env_service_pb2.CancelResponse(outcome=OUTCOMES[outcome])
 
     async def Describe(
-        self,
-        request: env_service_pb2.DescribeRequest,
-        context: grpc.aio.ServicerContext[env_service_pb2.DescribeRequest, env_service_pb2.DescribeResponse],
+        self, data: bytes, context: grpc.aio.ServicerContext[bytes, env_service_pb2.DescribeResponse]
     ) -> env_service_pb2.DescribeResponse:
         """See EnvService.Describe in env_service.proto."""
         try:
-            check_generation(request.protocol_generation)
+            check_generation(_decoded(env_service_pb2.DescribeRequest, data).protocol_generation)
         except Refusal as refusal:
             await self._abort(context, refusal)
         slots = self._runner.slots
@@ -160,6 +185,8 @@ class EnvServicer:
                 max_queued_runs=slots.max_waiting,
             ),
             late_cancel_seconds=self._runner.table.late_cancel_seconds,
+            session_grace_seconds=self._sessions.table.grace_seconds,
+            capabilities=[CAPABILITY],
             ready_workers=int(self._runner.accepting),
         )
 
@@ -168,38 +195,49 @@ class EnvServicer:
         request_iterator: object,
         context: grpc.aio.ServicerContext[env_service_pb2.SessionRequest, env_service_pb2.SessionResponse],
     ) -> None:
-        """This worker has no sessions: the late-cancel window alone decides."""
-        await self._abort(
-            context,
-            Refusal(
-                errors_pb2.ERROR_REASON_NOT_OFFERED,
-                "this worker has no sessions; use Run and Cancel, the late-cancel window decides",
-                capability="sessions",
-            ),
-        )
+        """See EnvService.Session in env_service.proto."""
+        try:
+            await self._sessions.carry(context)
+        except Refusal as refusal:
+            await self._abort(context, refusal)
 
     async def _abort(self, context: grpc.aio.ServicerContext[Any, Any], refusal: Refusal) -> NoReturn:
         logger.info("reason=%s %s", refusal.reason_name, refusal.message)
         await context.abort(refusal.code, refusal.message, refusal.trailing_metadata())
 
 
+def _read_run(
+    data: bytes, environments: EnvironmentRegistry, model: ModelClient, deadline: float | None
+) -> RunSpec:
+    return read_request(_decoded(env_service_pb2.RunRequest, data), environments, model, deadline)
+
+
+def _decoded(kind: type[_M], data: bytes) -> _M:
+    """The message in `data`. Refusal if there is none, where gRPC itself would say UNKNOWN."""
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise Refusal(
+            errors_pb2.ERROR_REASON_INVALID_REQUEST,
+            f"the request of {len(data)} bytes is no {kind.DESCRIPTOR.name} ({error}); check that the client "
+            "was made from the same protos",
+            field=kind.DESCRIPTOR.name,
+        ) from error
+
+
 def method_handlers(servicer: EnvServicer) -> grpc.GenericRpcHandler:
     """The service's handlers: those that the generated code makes, except that Run writes bytes as they
-    are."""
+    are, and that requests are decoded by the handlers, which say what is wrong with them."""
     return grpc.method_handlers_generic_handler(
         SERVICE_NAME,
         {
-            "Run": grpc.unary_stream_rpc_method_handler(
-                servicer.Run, request_deserializer=env_service_pb2.RunRequest.FromString
-            ),
+            "Run": grpc.unary_stream_rpc_method_handler(servicer.Run),
             "Cancel": grpc.unary_unary_rpc_method_handler(
                 servicer.Cancel,
-                request_deserializer=env_service_pb2.CancelRequest.FromString,
                 response_serializer=env_service_pb2.CancelResponse.SerializeToString,
             ),
             "Describe": grpc.unary_unary_rpc_method_handler(
                 servicer.Describe,
-                request_deserializer=env_service_pb2.DescribeRequest.FromString,
                 response_serializer=env_service_pb2.DescribeResponse.SerializeToString,
             ),
             "Session": grpc.stream_stream_rpc_method_handler(

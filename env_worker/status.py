@@ -45,7 +45,7 @@ CODES: Final[Mapping[ErrorReason.ValueType, grpc.StatusCode]] = {
     errors_pb2.ERROR_REASON_HOOK_FAILED: grpc.StatusCode.INTERNAL,
     errors_pb2.ERROR_REASON_ENVIRONMENT_FAILED: grpc.StatusCode.INTERNAL,
     errors_pb2.ERROR_REASON_INTERNAL: grpc.StatusCode.INTERNAL,
-    errors_pb2.ERROR_REASON_NOT_OFFERED: grpc.StatusCode.UNIMPLEMENTED,
+    errors_pb2.ERROR_REASON_SESSION_SUPERSEDED: grpc.StatusCode.ABORTED,
 }
 """Every reason that a worker gives, with the one status it comes with."""
 

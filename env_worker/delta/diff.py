@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from envtrio.v1 import delta_pb2
 
 from env_worker import wire
+from env_worker.delta.limits import MAX_MESSAGE_BYTES, MessageTooLargeError, check_bound
 from env_worker.domain import Pending, PendingSet, Trace
 
 _ENVELOPE_BYTES = 40
@@ -34,13 +35,13 @@ class TraceCursor:
 
 
 def diff(
-    trace: Trace, cursor: TraceCursor, budget_bytes: int
+    trace: Trace, cursor: TraceCursor, budget_bytes: int, max_bytes: int = MAX_MESSAGE_BYTES
 ) -> tuple[delta_pb2.TraceDelta | None, TraceCursor]:
     """Everything new in `trace` since `cursor`, or None; and the cursor that goes on from there.
 
     Stops in front of the journal entry that would bring the delta over `budget_bytes`, so that calling it
     again with the returned cursor goes on with the rest; an entry that is larger by itself goes alone. Safe
-    while another thread writes the trace.
+    while another thread writes the trace. MessageTooLargeError if an entry cannot fit into `max_bytes`.
     """
     if trace.discarded:
         if not cursor.opened:
@@ -63,6 +64,12 @@ def diff(
     previewed = cursor.previewed
     while position < end:
         change = entries[position]
+        try:
+            check_bound(change, trace.id, max_bytes)
+        except MessageTooLargeError:
+            if append_bytes or preview is not None:
+                break  # what is in front of it crosses all the same
+            raise
         if isinstance(change, PendingSet):
             new_preview = _preview(change.pending, cursor)
             size = append_bytes + len(new_preview or b"")

@@ -105,7 +105,13 @@ class DeltaStreamer:
         size = 0
         while self._waiting:
             trace = next(iter(self._waiting))
-            delta, cursor = diff(trace, self._cursors.get(trace, TraceCursor()), self._target_bytes - size)
+            before = self._cursors.get(trace, TraceCursor())
+            try:
+                delta, cursor = diff(trace, before, self._target_bytes - size, self._max_bytes)
+            except MessageTooLargeError:
+                if deltas:
+                    break  # what is in front of it crosses first
+                raise
             if delta is None:
                 del self._waiting[trace]
                 self._move(trace, cursor)  # past previews that came and went

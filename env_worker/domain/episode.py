@@ -131,7 +131,8 @@ class Episode:
             left = rest.new_trace(
                 trace.agent, trainable=trace.trainable, model=trace.model, trace_id=trace.id
             )
-            left.info.update(trace.info)
+            left.started_at, left.finished_at = trace.started_at, trace.finished_at
+            left.info.adopt(trace.info)
         return rest
 
     def take_touched(self) -> Iterator[Trace]:

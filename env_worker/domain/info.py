@@ -57,6 +57,10 @@ class TraceInfo(MutableMapping[str, JsonValue]):
             self._texts.clear()
             self._on_remove(keys)
 
+    def adopt(self, other: TraceInfo) -> None:
+        """Take over the keys of `other` with their values, as texts: nothing is decoded, nothing streamed."""
+        self._texts.update(other.json_texts())
+
     def json_texts(self) -> dict[str, str]:
         """A copy of the mapping with each value as its JSON text."""
         return dict(self._texts)

@@ -17,7 +17,7 @@ from env_worker.domain.arrays import (
     routed_experts_array,
 )
 from env_worker.domain.messages import Message
-from env_worker.domain.records import check_finite, check_type
+from env_worker.domain.records import check_time, check_type
 from env_worker.domain.text import decode_json
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Node:
         if tools_json:
             decode_json(tools_json, "tools_json", list)
         created = time.time() if created_at is None else created_at
-        check_finite(created, "node's created_at")
+        check_time(created, "node's created_at")
         _set(self, "message", message)
         _set(self, "parent", parent)
         _set(self, "token_ids", tokens)

@@ -13,6 +13,11 @@ from env_worker.domain.text import check_text, clean_text
 if TYPE_CHECKING:
     from env_worker.domain.messages import Message
 
+MIN_UNIX_SECONDS: Final = 0
+MAX_UNIX_SECONDS: Final = 9_000_000_000
+"""The year 2255: nanoseconds since the epoch must fit into 64 bits."""
+MAX_DURATION_SECONDS: Final = 315_576_000_000
+"""Ten thousand years: what protobuf's Duration can hold."""
 MAX_ERROR_TEXT: Final = 16_384
 """Characters of an error's message, and of its traceback, that are kept; of a traceback the end."""
 
@@ -28,6 +33,16 @@ def check_finite(value: object, what: str) -> None:
     if not finite:
         raise ValueError(
             f"{what} is {value}, expected a finite number; record an error where there is no value"
+        )
+
+
+def check_time(value: object, what: str) -> None:
+    """As `check_finite`, for unix seconds that the wire can hold: from 1970 to 2255."""
+    check_finite(value, what)
+    if not MIN_UNIX_SECONDS <= value < MAX_UNIX_SECONDS:  # type: ignore[operator]
+        raise ValueError(
+            f"{what} is {value}, expected unix seconds from {MIN_UNIX_SECONDS} to {MAX_UNIX_SECONDS}; pass "
+            "time.time(), not milliseconds or nanoseconds"
         )
 
 
@@ -59,7 +74,7 @@ class EpisodeError:
         set_field(self, "message", _shortened(clean_text(str(self.message))))
         set_field(self, "phase", clean_text(str(self.phase)))
         set_field(self, "traceback", clean_text(str(self.traceback))[-MAX_ERROR_TEXT:])
-        check_finite(self.occurred_at, "error's occurred_at")
+        check_time(self.occurred_at, "error's occurred_at")
 
     @classmethod
     def from_exception(cls, error: BaseException, phase: str = "") -> EpisodeError:
@@ -116,8 +131,13 @@ class Call:
         check_text(self.endpoint, "call's endpoint")
         check_text(self.dialect, "call's dialect")
         check_text(self.finish_reason, "call's finish_reason")
-        check_finite(self.started_at, "call's started_at")
+        check_time(self.started_at, "call's started_at")
         check_finite(self.duration_seconds, "call's duration_seconds")
+        if not 0 <= self.duration_seconds < MAX_DURATION_SECONDS:
+            raise ValueError(
+                f"call's duration_seconds is {self.duration_seconds}, expected 0 to "
+                f"{MAX_DURATION_SECONDS}; pass seconds"
+            )
         for name in ("duration_seconds", "prompt_tokens", "completion_tokens", "cached_tokens"):
             value = getattr(self, name)
             if value is not None and value < 0:
@@ -151,7 +171,7 @@ class Link:
 class Reward:
     """A named reward's value and weight. `value` None means that there is none (yet): it is not a zero.
 
-    ValueError on NaN and infinities, in either.
+    ValueError on NaN and infinities, in either or in their product.
     """
 
     value: float | None
@@ -163,6 +183,11 @@ class Reward:
         if self.value is not None:
             check_finite(self.value, "reward's value")
             object.__setattr__(self, "value", float(self.value))
+            if not math.isfinite(float(self.value) * self.weight):
+                raise ValueError(
+                    f"reward of value {self.value} and weight {self.weight} is beyond what a double holds; "
+                    "make them smaller"
+                )
 
 
 @dataclass(frozen=True, slots=True)

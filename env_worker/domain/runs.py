@@ -53,7 +53,9 @@ class RunTable:
     """request_id -> `Entry`, and tombstones of those that are over.
 
     Args:
-        limit: most entries at once: runs, open windows and discards that have not returned.
+        limit: most runs at once, keeps and discards that have not returned included.
+        window_limit: most open windows at once: with that many, no run is admitted. Those that were admitted
+            before still get theirs.
         known_limit: most ids at once, tombstones included. An admitted run has the room of its tombstone.
         remembered_limit: most cancels of unknown runs that are remembered at once.
         late_cancel_seconds: the window after a reply; also how long a cancel of an unknown run is
@@ -64,12 +66,14 @@ class RunTable:
         self,
         *,
         limit: int = 16_384,
+        window_limit: int = 131_072,
         known_limit: int = 262_144,
         remembered_limit: int = 16_384,
         late_cancel_seconds: float = LATE_CANCEL_SECONDS,
     ) -> None:
         self.late_cancel_seconds: Final = late_cancel_seconds
         self._limit: Final = limit
+        self._window_limit: Final = window_limit
         self._known_limit: Final = known_limit
         self._remembered_limit: Final = remembered_limit
         self._entries: dict[bytes, Entry] = {}
@@ -92,6 +96,11 @@ class RunTable:
         """Monotonic seconds at which `expire` has a window to close; None while none is open."""
         return next((entry.window_ends for entry in self._windows.values()), None)
 
+    @property
+    def last_forgetting(self) -> float | None:
+        """Monotonic seconds at which `expire` forgets the last run that is over; None while there is none."""
+        return self._tombstones.last_end
+
     def entries(self) -> tuple[Entry, ...]:
         """All entries that are not closed, oldest first."""
         return tuple(self._entries.values())
@@ -110,7 +119,7 @@ class RunTable:
         Raises:
             InvalidRequestIdError: not 32 lower-case hexadecimal digits.
             DuplicateRequestError: the id is known. The first run must not be cancelled for this.
-            TableFullError: `limit` or `known_limit` is reached.
+            TableFullError: `limit`, `window_limit` or `known_limit` is reached.
         """
         key = _key(request_id)
         self._forget(now)
@@ -119,10 +128,15 @@ class RunTable:
                 f"request_id {request_id[:8]}... was seen within {2 * self.late_cancel_seconds:g} s; that "
                 "run is untouched: do not cancel it, send the new run under a new request_id"
             )
-        if len(self._entries) >= self._limit:
+        if (live := len(self._entries) - len(self._windows)) >= self._limit:
             raise TableFullError(
-                f"the worker holds {len(self._entries)} runs and open windows, its limit is {self._limit}; "
-                "send the run again later, or confirm episodes to close their windows"
+                f"the worker holds {live} runs, its limit is {self._limit}; send the run again later"
+            )
+        if len(self._windows) >= self._window_limit:
+            raise TableFullError(
+                f"{len(self._windows)} replies can still be taken back, the worker's limit is "
+                f"{self._window_limit}; send the run again later; confirm episodes (a session does), or use "
+                f"a shorter --late-cancel-seconds than {self.late_cancel_seconds:g}"
             )
         if (known := len(self._entries) + len(self._tombstones)) >= self._known_limit:
             raise TableFullError(
@@ -217,6 +231,9 @@ class RunTable:
             self.settle(entry, Event.EXPIRE, now)
             closed.append(entry)
         self._forget(now)
+        for idle in (self._entries, self._windows, self._remembered):
+            if not idle:
+                idle.clear()  # an empty dict still has the room of its busiest time
         return closed
 
     def _forget(self, now: float) -> None:

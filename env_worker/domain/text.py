@@ -50,11 +50,15 @@ def encode_json(value: JsonValue, field: str) -> str:
     return text
 
 
+def _no_json(text: str) -> None:
+    raise ValueError(f"{text} is no JSON number")
+
+
 def decode_json(text: str, field: str, kind: type[dict[str, Any]] | type[list[Any]]) -> JsonValue:
     """The JSON `kind` that `text` holds; ValueError naming `field` if it holds anything else."""
     check_text(text, field)
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_constant=_no_json)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{field} is not JSON text: {error}; pass what json.dumps returns") from error
     if not isinstance(value, kind):

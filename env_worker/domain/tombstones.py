@@ -25,6 +25,11 @@ class Tombstones:
     def __len__(self) -> int:
         return len(self._outcomes)
 
+    @property
+    def last_end(self) -> float | None:
+        """Monotonic seconds at which `forget` drops the last of them; None while there are none."""
+        return self._ends[-1] if self._ends else None
+
     def add(self, key: bytes, outcome: CancelOutcome, now: float) -> None:
         """Remember `outcome` until `now + seconds`. `now` must not run backwards."""
         self._outcomes[key] = outcome
@@ -40,3 +45,5 @@ class Tombstones:
         while self._ends and self._ends[0] <= now:
             self._ends.popleft()
             del self._outcomes[self._keys.popleft()]
+            if not self._outcomes:
+                self._outcomes.clear()  # an empty dict still has the room of its busiest time

@@ -46,8 +46,20 @@ class Environment(Protocol):
 
     - `name: str`: the name it is served under, where the command line gives none;
     - `description: str`: one line for people;
-    - `validate(task) -> None`: a quick, synchronous check, called before the run is admitted. It raises
+    - `validate(task) -> None`: a quick, synchronous check, called before `run`, on the same loop. It raises
       `InvalidTaskError` naming the key, the value and the limit.
     """
 
     async def run(self, context: Context) -> None: ...
+
+
+async def play(environment: Environment, context: Context) -> None:
+    """Check the task if the environment has a check of its own, then run it.
+
+    On the environments' loop, both: a check that blocks or raises whatever it likes must not reach the loop
+    that serves the network.
+    """
+    validate = getattr(environment, "validate", None)
+    if validate is not None:
+        validate(context.task)
+    await environment.run(context)

@@ -1,0 +1,136 @@
+"""Confirmations: from a client's session to the worker that replied, and its answer back."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+from env_broker.route import ConfirmOutcome, InvalidRequestIdError
+from env_broker.routes import RETENTION_MARGIN_SECONDS
+from env_broker.worker_session import WorkerSession
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from env_broker.clock import Clock
+    from env_broker.link import WorkerLink
+    from env_broker.routes import RouteTable
+
+
+class Listener(Protocol):
+    """Who has confirmed a run."""
+
+    def answered(self, request_id: str, outcome: ConfirmOutcome) -> None:
+        """What became of it."""
+
+    def unanswered(self, request_id: str) -> None:
+        """There will be no answer."""
+
+
+@dataclass(slots=True)
+class _Asked:
+    session: WorkerSession
+    until: float
+    listeners: list[Listener]
+
+
+class Confirmer:
+    """Routes confirmations by request_id. Synchronous: answers come to the listeners, at once or later.
+
+    Args:
+        routes: where each run is, and what was answered about it.
+        links: instance -> the worker's link, kept by the registry.
+    """
+
+    def __init__(self, *, routes: RouteTable, links: Mapping[str, WorkerLink], clock: Clock) -> None:
+        self._routes: Final = routes
+        self._links: Final = links
+        self._clock: Final = clock
+        # Not the broker's instance, which everyone may know: whoever knows it can take the session over.
+        self._session_id: Final = uuid.uuid4().hex
+        self._epochs: Final = itertools.count(1)
+        self._sessions: dict[WorkerLink, WorkerSession] = {}
+        # In the order in which they were asked.
+        self._asked: dict[str, _Asked] = {}
+
+    def __len__(self) -> int:
+        return len(self._asked)
+
+    def confirm(self, request_id: str, listener: Listener) -> None:
+        """Answer one confirmation, or ask the worker. Repeated, it has one answer.
+
+        Raises:
+            InvalidRequestIdError: not 32 lower-case hexadecimal digits.
+        """
+        outcome = self._routes.confirm(request_id, self._clock.now())
+        if outcome is not None:
+            listener.answered(request_id, outcome)
+        elif (asked := self._asked.get(request_id)) is not None:
+            if listener not in asked.listeners:
+                asked.listeners.append(listener)
+        elif (session := self._session(request_id)) is not None:
+            until = self._clock.now() + self._routes.window + RETENTION_MARGIN_SECONDS
+            self._asked[request_id] = _Asked(session, until, [listener])
+            session.ask(request_id)
+        else:
+            listener.answered(request_id, ConfirmOutcome.UNKNOWN)
+
+    def withdraw(self, listener: Listener, request_ids: Iterable[str]) -> None:
+        """The listener no longer waits for these."""
+        for request_id in request_ids:
+            asked = self._asked.get(request_id)
+            if asked is not None and listener in asked.listeners:
+                asked.listeners.remove(listener)
+                if not asked.listeners:
+                    self._forget(request_id)
+
+    def expire(self, now: float) -> None:
+        """Wait no longer for what no worker has answered while its route was retained."""
+        while self._asked and (first := next(iter(self._asked.items())))[1].until <= now:
+            self._forget(first[0])
+            for listener in first[1].listeners:
+                listener.unanswered(first[0])
+
+    async def close(self, seconds: float) -> None:
+        """Say goodbye to the workers, within that time."""
+        await asyncio.gather(*(session.close(seconds) for session in tuple(self._sessions.values())))
+
+    def _session(self, request_id: str) -> WorkerSession | None:
+        route = self._routes.get(request_id)
+        link = None if route is None else self._links.get(route.worker or "")
+        if link is None:
+            return None
+        if link not in self._sessions:
+            self._sessions[link] = WorkerSession(
+                link,
+                session_id=self._session_id,
+                epochs=self._epochs,
+                clock=self._clock,
+                heard=self._heard,
+                lost=lambda session: self._lost(link, session),
+            )
+        return self._sessions[link]
+
+    def _heard(self, request_id: str, outcome: ConfirmOutcome) -> None:
+        try:
+            self._routes.confirmed(request_id, outcome, self._clock.now())
+        except InvalidRequestIdError:
+            return  # a worker answers what was never asked
+        if (asked := self._asked.pop(request_id, None)) is not None:
+            for listener in asked.listeners:
+                listener.answered(request_id, outcome)
+
+    def _lost(self, link: WorkerLink, session: WorkerSession) -> None:
+        """The worker is lost, which its routes know already."""
+        del self._sessions[link]
+        now = self._clock.now()
+        for request_id in [run for run, asked in self._asked.items() if asked.session is session]:
+            outcome = self._routes.confirm(request_id, now) or ConfirmOutcome.UNKNOWN
+            for listener in self._asked.pop(request_id).listeners:
+                listener.answered(request_id, outcome)
+
+    def _forget(self, request_id: str) -> None:
+        self._asked.pop(request_id).session.forget(request_id)

@@ -1,0 +1,73 @@
+"""One run's call to its worker, and how it is ended although its client does not read."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from env_broker.link import Leg
+
+if TYPE_CHECKING:
+    import grpc.aio
+
+    from env_broker.clock import Clock
+
+UNREAD_SECONDS: Final = 5.0
+"""How long a client has, after its run has ended, to read what is on its way to it."""
+
+
+class RunLeg(Leg):
+    """A run's call to its worker, and the task that carries it to the client; made in that task."""
+
+    def __init__(self, call: grpc.aio.UnaryStreamCall[bytes, bytes], clock: Clock) -> None:
+        self.call: Final = call
+        self.taken_back = False
+        self.stopped = False
+        self.lost = False
+        self._clock: Final = clock
+        self._carrier: Final = asyncio.current_task()
+        self._waiting: asyncio.Task[None] | None = None
+        self._interrupted = False
+
+    def worker_lost(self) -> None:
+        self.lost = True
+        self.call.cancel()
+        self._bound()
+
+    def stop(self) -> None:
+        """End the run: the broker stops."""
+        self.stopped = True
+        self.call.cancel()
+        self._bound()
+
+    def take_back(self) -> None:
+        """The worker has answered a Cancel, and ends the run by itself."""
+        self.taken_back = True
+        self._bound()
+
+    def cancelled(self) -> bool:
+        """Whether somebody else wants its task to end: the client's hop broke, or its deadline passed.
+
+        Ask when CancelledError came. Where the leg itself broke off a write, that is over with this.
+        """
+        assert self._carrier is not None
+        if self._interrupted:
+            self._interrupted = False
+            self._carrier.uncancel()
+        return self._carrier.cancelling() > 0
+
+    def close(self) -> None:
+        """Its task has heard of the end."""
+        self.call.cancel()
+        if self._waiting is not None:
+            self._waiting.cancel()
+
+    def _bound(self) -> None:
+        """The run has ended, but its client may never read the message that is being written."""
+        if self._waiting is None:
+            self._waiting = asyncio.create_task(self._interrupt())
+
+    async def _interrupt(self) -> None:
+        await self._clock.sleep(UNREAD_SECONDS)
+        assert self._carrier is not None
+        self._interrupted = self._carrier.cancel()
