@@ -30,4 +30,4 @@ async def client(subject: Subject) -> AsyncIterator[StubClient]:
     """A client of the subject. When the test is over the oracle judges all that happened to its runs."""
     async with StubClient(subject.address, subject.pipe.history) as client:
         yield client
-        oracle.promises_hold(await subject.pipe.at_rest(client.runs))
+        oracle.promises_hold(await subject.pipe.at_rest(client.runs), asked=client.asked)

@@ -40,7 +40,10 @@ class Passed(Record):
 
 @dataclass(frozen=True, slots=True)
 class Ended(Record):
-    """The caller saw the stream's status: a gRPC code's name, and ErrorInfo's reason or ""."""
+    """The caller saw the stream's status: a gRPC code's name, and ErrorInfo's reason or "".
+
+    The code "KILLED" is that of a caller which did not live to see one.
+    """
 
     code: str
     reason: str = ""
@@ -56,6 +59,23 @@ class CancelAnswered(Record):
     """A Cancel was answered: CancelOutcome without its prefix, or the name of a gRPC code that is not OK."""
 
     outcome: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmSent(Record):
+    """A confirmation left."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmAnswered(Record):
+    """A confirmation was answered: ConfirmOutcome without its prefix."""
+
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True)
+class Returned(Record):
+    """A client that confirms gave the episode to its caller."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,16 +87,16 @@ class HistoryPipe:
         self._news.set()
 
 
-class HistoryWriter:
-    """The writing end, in a worker process: appends to what the environment variable names."""
+class HistoryWriter(History):
+    """The writing end, in another process: appends to what the variable names, and holds nothing."""
 
     def __init__(self) -> None:
-        self._history = History()
+        super().__init__()
         self._fd = os.open(os.environ[VARIABLE], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
-    def note(self, kind: type[Record], run: str, **fields: object) -> None:
-        """Record that `kind` happened to `run` now. Safe in any thread: one write for each line."""
-        os.write(self._fd, to_line(self._history.note(kind, run, **fields)))
+    def add(self, record: Record) -> None:
+        """Pass the record on. Safe in any thread: one write for each line."""
+        os.write(self._fd, to_line(record))
 
     def close(self) -> None:
         """Stop writing."""

@@ -15,6 +15,8 @@ from tests.helpers.history import (
     Asked,
     CancelAnswered,
     CancelSent,
+    ConfirmAnswered,
+    ConfirmSent,
     DiscardBegan,
     DiscardRaised,
     DiscardReturned,
@@ -24,6 +26,7 @@ from tests.helpers.history import (
     KeepRaised,
     KeepReturned,
     Passed,
+    Returned,
 )
 from tests.helpers.stream_view import counts, difference, merged, streams, submessages
 
@@ -43,24 +46,31 @@ class GuaranteeBroken(AssertionError):
     """A promise did not hold. The text is "broke <Promise>: run <8 digits>: what happened instead"."""
 
 
-def promises_hold(history: History, *, hooked: bool = True) -> None:
-    """Every promise that a history of runs can be judged by. `hooked` is False where no hook was set."""
+def promises_hold(history: History, *, asked: int | None = None, hooked: bool = True) -> None:
+    """Every promise that a history of runs can be judged by.
+
+    `asked` is how many runs the test asked for, counted apart from the history; `hooked` is False where no
+    hook was set.
+    """
     ordered_without_gaps(history)
     reply_once_and_last(history)
     each_thing_once(history)
     no_training_array_on_the_wire(history)
     if any(isinstance(record, Passed) and record.hop == "worker" for record in history):
         relayed_verbatim(history)
-    contract_holds(history, hooked=hooked)
+    contract_holds(history, asked=asked, hooked=hooked)
 
 
-def contract_holds(history: History, *, hooked: bool = True) -> None:
-    """Every promise about keep, discard and cancel, for histories that recorded no messages."""
+def contract_holds(history: History, *, asked: int | None = None, hooked: bool = True) -> None:
+    """Every promise about keep, discard, cancel and confirm, for histories that recorded no messages."""
     settled_once(history)
     never_discarded_while_keeping(history)
     delivered_xor_discarded(history, hooked=hooked)
     cancel_answered_truthfully(history)
-    outcomes_add_up(history, sum(isinstance(record, Asked) for record in history))
+    confirmed_is_final(history)
+    one_outcome_each(history)
+    if asked is not None:
+        outcomes_add_up(history, asked)
 
 
 def ordered_without_gaps(history: History, hop: str = "client") -> None:
@@ -154,6 +164,7 @@ def delivered_xor_discarded(history: History, *, hooked: bool = True) -> None:
     for run in history.runs():
         kept, discards = history.of(run, KeepBegan), history.of(run, DiscardBegan)
         outcomes = {record.outcome for record in history.of(run, CancelAnswered)}
+        outcomes |= {record.outcome for record in history.of(run, ConfirmAnswered)}
         ended_ok = any(record.code == "OK" for record in _ended(history, run))
         if discards and not kept:
             _broke(name, run, "discard got an episode that keep never saw")
@@ -161,7 +172,7 @@ def delivered_xor_discarded(history: History, *, hooked: bool = True) -> None:
             _broke(name, run, f"keep saw episode {kept[0].episode_id!r}, discard {discards[0].episode_id!r}")
         if ended_ok and hooked and not kept:
             _broke(name, run, "the episode was delivered, but keep never saw it")
-        delivered = (ended_ok or "TOO_LATE" in outcomes) and "DISCARDED" not in outcomes
+        delivered = (ended_ok or outcomes & {"TOO_LATE", "CONFIRMED"}) and "DISCARDED" not in outcomes
         if kept and delivered and discards:
             _broke(name, run, "the episode was delivered and discarded too")
         if kept and not delivered and not discards:
@@ -191,6 +202,33 @@ def cancel_answered_truthfully(history: History) -> None:
         asked = history.of(run, Asked)
         if remembered and asked and asked[0].seq > remembered[0] and ended_ok:
             _broke(name, run, "a cancel was REMEMBERED, but the run that came later ended OK")
+
+
+def confirmed_is_final(history: History) -> None:
+    """A confirmed run is never taken back, and what a confirmation was answered DISCARDED never returned."""
+    name = "ConfirmedIsFinal"
+    for run in history.runs():
+        answers = history.of(run, ConfirmAnswered)
+        if len(answers) > len(sent := history.of(run, ConfirmSent)):
+            _broke(name, run, f"{len(sent)} confirmations had {len(answers)} answers")
+        confirms = {answer.outcome for answer in answers}
+        cancels = {answer.outcome for answer in history.of(run, CancelAnswered)}
+        returned = bool(history.of(run, Returned))
+        discards = history.of(run, DiscardBegan)
+        if "CONFIRMED" in confirms or returned:
+            how = "confirmed" if "CONFIRMED" in confirms else "returned"
+            if discards:
+                _broke(name, run, f"the episode was {how}, and discarded all the same")
+            if lies := cancels & {"ABORTED", "DISCARDED"}:
+                _broke(name, run, f"the episode was {how}, but a cancel was answered {lies.pop()}")
+        if "DISCARDED" in confirms:
+            if returned or "CONFIRMED" in confirms:
+                how = "returned" if returned else "CONFIRMED too"
+                _broke(name, run, f"a confirmation was answered DISCARDED, but the episode was {how}")
+            if history.of(run, KeepBegan) and not discards:
+                _broke(name, run, "a confirmation was answered DISCARDED, but discard was not called")
+            if "TOO_LATE" in cancels:
+                _broke(name, run, "a confirmation was answered DISCARDED, but a cancel TOO_LATE")
 
 
 def relayed_verbatim(history: History) -> None:
@@ -223,6 +261,11 @@ def outcomes_add_up(history: History, asked: int) -> None:
     requests = sum(isinstance(record, Asked) for record in history)
     if requests != asked:
         _broke("OutcomesAddUp", "", f"{asked} runs should have been asked for, {requests} were")
+    one_outcome_each(history)
+
+
+def one_outcome_each(history: History) -> None:
+    """Each request has exactly one outcome."""
     for run in history.runs():
         requests, outcomes = len(history.of(run, Asked)), len(history.of(run, Ended))
         if requests != outcomes:

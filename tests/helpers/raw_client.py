@@ -7,10 +7,12 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import grpc
-from envtrio.v1 import delta_pb2, env_service_pb2
+from envtrio.v1 import delta_pb2, env_service_pb2, env_service_pb2_grpc
 
 from env_broker.config import BrokerSettings
 from env_broker.server import BrokerServer
+from tests.helpers.history import History
+from tests.helpers.session_stream import SessionStream
 from tests.helpers.stub_client import OPTIONS, reason_of
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ class RawClient:
     """Calls a broker with bytes, so that what comes is seen as it came."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._stub = env_service_pb2_grpc.EnvServiceStub(channel)
         self._run = channel.unary_stream("/envtrio.v1.EnvService/Run")
         self._cancel = channel.unary_unary(
             "/envtrio.v1.EnvService/Cancel",
@@ -49,6 +52,10 @@ class RawClient:
 
     async def run(self, request_id: str, **fields: Any) -> tuple[list[bytes], str, str]:
         return await self.read_all(self.start(request_id, **fields))
+
+    def session(self) -> SessionStream:
+        """A session's stream that is not opened yet."""
+        return SessionStream(self._stub, History())
 
     async def cancel(self, request_id: str) -> str:
         message = env_service_pb2.CancelRequest(request_id=request_id, protocol_generation=1, cause="a test")

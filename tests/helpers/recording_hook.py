@@ -4,6 +4,7 @@ Name it `tests.helpers.recording_hook:RecordingHook`. It obeys the words in the 
 `ENVTRIO_TEST_HOOK`, for every run, and those in a run's group_id, for that run:
 
     gate=PATH         keep waits at this `Gate`
+    slow=MILLISECONDS keep and discard take so long
     info=CHARACTERS   keep leaves a text of so many characters in each trace's info, under "kept"
     raise-in-keep     keep raises, after all of the above
     raise-in-discard  discard raises
@@ -12,6 +13,7 @@ Name it `tests.helpers.recording_hook:RecordingHook`. It obeys the words in the 
 from __future__ import annotations
 
 import os
+import time
 import zlib
 from typing import TYPE_CHECKING
 
@@ -60,6 +62,7 @@ class RecordingHook:
         try:
             if gate := words.get("gate"):
                 pass_blocking(gate)
+            _take(words)
             if characters := words.get("info"):
                 for trace in episode.traces:
                     trace.info["kept"] = "k" * int(characters)
@@ -74,7 +77,9 @@ class RecordingHook:
         run = episode.request_id
         nodes = sum(len(trace.nodes) for trace in episode.traces)
         self._writer.note(DiscardBegan, run, episode_id=episode.id, nodes=nodes)
-        if "raise-in-discard" in _words(episode):
+        words = _words(episode)
+        _take(words)
+        if "raise-in-discard" in words:
             self._writer.note(DiscardRaised, run)
             raise HookAskedToFailError(f"discard of run {run[:8]} was asked to raise")
         self._writer.note(DiscardReturned, run)
@@ -100,6 +105,10 @@ def _arrays(node: Node) -> list[tuple[str, npt.NDArray[np.generic]]]:
     if (head := node.top_logprobs) is not None:
         found += [("head.ids", head.ids), ("head.logprobs", head.logprobs), ("head.counts", head.counts)]
     return found
+
+
+def _take(words: dict[str, str]) -> None:
+    time.sleep(float(words.get("slow", 0)) / 1000)
 
 
 def _words(episode: Episode) -> dict[str, str]:

@@ -20,6 +20,8 @@ from tests.helpers.history import (
     Asked,
     CancelAnswered,
     CancelSent,
+    ConfirmAnswered,
+    ConfirmSent,
     DiscardBegan,
     DiscardRaised,
     DiscardReturned,
@@ -33,7 +35,7 @@ from tests.helpers.history import (
 from tests.helpers.stub_client import new_id
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 
     from env_worker.domain import Episode
     from env_worker.envs.base import Context
@@ -55,6 +57,11 @@ class Stop:
         """Wait until the code is there."""
         async with asyncio.timeout(SECONDS):
             await asyncio.shield(asyncio.wrap_future(self._here))
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether the code is there, or was."""
+        return self._here.done()
 
     def go(self) -> None:
         """Let it, and whoever comes later, go on."""
@@ -111,10 +118,15 @@ class HaltingHook:
 
 
 class FunctionEnvironment:
-    """Runs a coroutine function."""
+    """Runs a coroutine function. `validate` as that of environments."""
 
-    def __init__(self, play: Callable[[Context], Coroutine[Any, Any, None]]) -> None:
+    def __init__(
+        self,
+        play: Callable[[Context], Coroutine[Any, Any, None]],
+        validate: Callable[[Mapping[str, Any]], None] | None = None,
+    ) -> None:
         self._play = play
+        self.validate = validate
 
     async def run(self, context: Context) -> None:
         await self._play(context)
@@ -140,6 +152,20 @@ class Caller:
         if not self.port.ended:
             self._harness.history.note(Passed, self.id, hop="client", data=data)
         self.port.written()
+
+    async def write_until(self, reached: Callable[[], bool]) -> None:
+        """Write whatever comes until `reached()`, which is asked in every turn of the event loop."""
+        taking: asyncio.Task[bytes | None] | None = None
+        async with asyncio.timeout(SECONDS):
+            while not reached():
+                taking = taking or asyncio.create_task(self.port.take())
+                await asyncio.sleep(0)
+                if taking.done():
+                    if (data := taking.result()) is not None:
+                        self.write(data)
+                    taking = None
+        if taking is not None:
+            taking.cancel()
 
     async def read_on(self) -> str:
         """Write whatever comes to the end of the call; the reason it ended with, "OK" for none."""
@@ -167,6 +193,7 @@ class Harness:
         self.clock = FakeClock()
         self.hook = HaltingHook(self.history)
         self.hooked = hooked
+        self.asked = 0
         self.runner = Runner(
             WorkerSettings(**settings),
             instance="0" * 32,
@@ -181,21 +208,25 @@ class Harness:
         request_id: str | None = None,
         priority: int = 0,
         timeout: float | None = None,
+        session_id: str = "",
+        validate: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> Caller:
         """Start a run of `play`. Refusal if it is not admitted."""
         caller = Caller(self, request_id or new_id())
         spec = RunSpec(
             request_id=caller.id,
             environment_name="function",
-            environment=FunctionEnvironment(play),
+            environment=FunctionEnvironment(play, validate),
             task={},
             task_json="{}",
             sampling=SamplingParams(),
             model=SimulatedModel(),
             priority=priority,
+            session_id=session_id,
             deadline=None if timeout is None else self.clock() + timeout,
         )
         caller.run = self.runner.start(spec, caller.port)
+        self.asked += 1
         self.history.note(Asked, caller.id)
         return caller
 
@@ -204,6 +235,13 @@ class Harness:
         self.history.note(CancelSent, request_id)
         outcome = self.runner.cancel(request_id).name
         self.history.note(CancelAnswered, request_id, outcome=outcome)
+        return outcome
+
+    def confirm(self, request_id: str) -> str:
+        """Confirm it; the outcome."""
+        self.history.note(ConfirmSent, request_id)
+        outcome = self.runner.confirm(request_id).name
+        self.history.note(ConfirmAnswered, request_id, outcome=outcome)
         return outcome
 
     async def at_rest(self) -> None:
@@ -219,7 +257,7 @@ async def running(*, hooked: bool = True, **settings: Any) -> AsyncIterator[Harn
     try:
         yield harness
         await harness.at_rest()
-        oracle.promises_hold(harness.history, hooked=hooked)
+        oracle.promises_hold(harness.history, asked=harness.asked, hooked=hooked)
     finally:
         await within(harness.runner.close())
 

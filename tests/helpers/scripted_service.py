@@ -10,7 +10,7 @@ import json
 import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import grpc
@@ -22,13 +22,13 @@ from envtrio.v1.env_service_pb2 import (
     DescribeResponse,
     RunRequest,
 )
-from google.protobuf import any_pb2
-from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health, health_pb2_grpc
-from grpc_status import rpc_status
+
+from tests.helpers.scripted_end import End
+from tests.helpers.scripted_session import ScriptedSession, SessionLine
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
     from types import TracebackType
 
     from envtrio.v1.delta_pb2 import DeltaStream
@@ -67,36 +67,6 @@ class Hang:
     """Wait until the caller is gone."""
 
 
-@dataclass(frozen=True)
-class End:
-    """End with a status. Without a reason it looks as if gRPC had made it."""
-
-    code: grpc.StatusCode
-    reason: str = ""
-    message: str = "scripted"
-    metadata: Mapping[str, str] = field(default_factory=dict)
-    retry_seconds: int = 0
-    domain: str = "envtrio"
-
-    def abort(self, context: grpc.ServicerContext) -> None:
-        """End the call so."""
-        if not self.reason:
-            context.abort(self.code, self.message)
-        details = [
-            error_details_pb2.ErrorInfo(domain=self.domain, reason=self.reason, metadata=dict(self.metadata))
-        ]
-        if self.retry_seconds:
-            delay = error_details_pb2.RetryInfo()
-            delay.retry_delay.seconds = self.retry_seconds
-            details.append(delay)
-        status = status_pb2.Status(code=self.code.value[0], message=self.message)
-        for detail in details:
-            packed = any_pb2.Any()
-            packed.Pack(detail)
-            status.details.append(packed)
-        context.abort_with_status(rpc_status.to_status(status))
-
-
 Step: TypeAlias = Send | Reach | Wait | Hang | End
 CancelLine: TypeAlias = CancelOutcome.ValueType | End | Wait
 
@@ -111,10 +81,11 @@ class ScriptedService:
     """Serves EnvService and Health from scripts; a context manager.
 
     A Run takes the oldest script under its task's "script" (default ""). A Cancel takes the next cancel line,
-    and ABORTED when there is none.
+    and ABORTED when there is none. With `sessions` it also serves Session, as `ScriptedSession` says; without
+    it does not know the method.
     """
 
-    def __init__(self, late_cancel_seconds: float = 60.0, port: int = 0) -> None:
+    def __init__(self, late_cancel_seconds: float = 60.0, port: int = 0, *, sessions: bool = False) -> None:
         self.description = DescribeResponse(
             protocol_generation=1, version="0.1.0", role="worker", late_cancel_seconds=late_cancel_seconds
         )
@@ -122,6 +93,8 @@ class ScriptedService:
         self.run_timeouts: list[float | None] = []
         self.cancels: list[CancelRequest] = []
         self.describes = 0
+        self.peers: set[str] = set()
+        self.sessions = ScriptedSession(late_cancel_seconds) if sessions else None
         self._scripts: dict[str, deque[_Script]] = {}
         self._cancel_lines: deque[CancelLine] = deque()
         self._faults: list[str] = []
@@ -140,6 +113,11 @@ class ScriptedService:
     def on_cancel(self, *lines: CancelLine) -> None:
         """What the next Cancels get. A `Wait` comes before the line that answers."""
         self._cancel_lines.extend(lines)
+
+    def on_session(self, *lines: SessionLine) -> None:
+        """What the next Session streams get."""
+        assert self.sessions is not None
+        self.sessions.lines.extend(lines)
 
     def serve(self, status: int) -> None:
         """Set the health to a `HealthCheckResponse.ServingStatus`."""
@@ -165,6 +143,8 @@ class ScriptedService:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._server.stop(0).wait(_PATIENCE_SECONDS)
+        if self.sessions is not None:
+            self.sessions.let_go()
         self._pool.shutdown()
         if error is None:
             self._check_used()
@@ -175,6 +155,8 @@ class ScriptedService:
             for name, scripts in self._scripts.items()
             if (left := [script for script in scripts if not script.optional])
         ]
+        if self.sessions is not None and self.sessions.lines:
+            unused.append(f"{len(self.sessions.lines)} session lines were not used")
         if self._cancel_lines:
             unused.append(f"{len(self._cancel_lines)} cancel lines were not used")
         if problems := self._faults + unused:
@@ -209,6 +191,7 @@ class ScriptedService:
         """Handler of Cancel."""
         with self._changed:
             self.cancels.append(request)
+            self.peers.add(context.peer())
             self._changed.notify_all()
             line = self._cancel_lines.popleft() if self._cancel_lines else None
             answer = self._cancel_lines.popleft() if isinstance(line, Wait) else line
@@ -228,9 +211,11 @@ class ScriptedService:
 
 def _handlers(service: ScriptedService) -> grpc.GenericRpcHandler:
     # Run answers with bytes, so that a script can send what is no DeltaStream.
+    sessions = {} if service.sessions is None else {"Session": service.sessions.handler()}
     return grpc.method_handlers_generic_handler(
         "envtrio.v1.EnvService",
         {
+            **sessions,
             "Run": grpc.unary_stream_rpc_method_handler(service.run, RunRequest.FromString, None),
             "Cancel": grpc.unary_unary_rpc_method_handler(
                 service.cancel, CancelRequest.FromString, CancelResponse.SerializeToString

@@ -16,6 +16,7 @@ from envtrio.v1 import env_service_pb2, registry_service_pb2
 from google.rpc import error_details_pb2, status_pb2
 
 from tests.helpers.lease import Lease
+from tests.helpers.scripted_confirms import ScriptedConfirms
 from tests.helpers.stub_client import OPTIONS
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class RecordedRun:
 
 
 class ScriptedWorker:
-    """Serves Run and Cancel; an async context manager.
+    """Serves Run, Cancel and Session; an async context manager.
 
     Args:
         environments: what it says it serves when it registers.
@@ -132,6 +133,7 @@ class ScriptedWorker:
         self.cancel_lines: dict[str, list[CancelLine]] = {}
         """Answers to cancels, by request_id, in turn; ABORTED where there is none left."""
         self.address = address
+        self.sessions = ScriptedConfirms(self.instance, self._notify)
         self._scripts: dict[str, tuple[Step, ...]] = {}
         self._optional: set[str] = set()
         self._faults: list[str] = []
@@ -148,6 +150,7 @@ class ScriptedWorker:
                 env_service_pb2.CancelRequest.FromString,
                 env_service_pb2.CancelResponse.SerializeToString,
             ),
+            "Session": self.sessions.handler(),
         }
         service = grpc.method_handlers_generic_handler("envtrio.v1.EnvService", handlers)
         self._server.add_generic_rpc_handlers((service,))
@@ -158,6 +161,7 @@ class ScriptedWorker:
         return self
 
     async def __aexit__(self, kind: object, *_: object) -> None:
+        self.sessions.break_off()
         for lease in self._leases:
             await lease.close()
         await self._server.stop(0)
@@ -209,6 +213,9 @@ class ScriptedWorker:
     async def crash(self) -> None:
         """Drop every connection at once and serve no more."""
         await self._server.stop(0)
+
+    def _notify(self) -> None:
+        self._changed.set()
 
     async def _run(self, data: bytes, context: Context) -> None:
         run = RecordedRun(data, context.time_remaining())

@@ -41,6 +41,7 @@ _numbers = st.integers(0, 7)
 _texts = st.text(max_size=12) | st.sampled_from(["", "日本語 🎉", "x" * 300, "\x00"])
 _names = st.sampled_from(["", "a", "b", "ключ"])
 _finite = st.floats(allow_nan=False, allow_infinity=False)
+_factors = st.floats(-1e154, 1e154)  # their product is finite too
 json_values: st.SearchStrategy[JsonValue] = st.recursive(
     st.none() | st.booleans() | st.integers() | _finite | _texts,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_texts, inner, max_size=3),
@@ -125,8 +126,8 @@ operations: st.SearchStrategy[Operation] = st.one_of(
         trace=_numbers,
         what=st.sampled_from(["reward", "metric"]),
         name=_names,
-        value=st.none() | _finite,
-        weight=_finite,
+        value=st.none() | _factors,
+        weight=_factors,
     ),
     st.builds(Report, trace=_numbers, errors=st.lists(errors, max_size=2).map(tuple), rewrite=st.booleans()),
     st.builds(

@@ -112,6 +112,8 @@ class StubClient:
     def __init__(self, address: str, history: History) -> None:
         self.address = address
         self.runs: list[str] = []
+        self.asked = 0
+        """How many runs it asked for."""
         self._history = history
         self._channel = grpc.aio.insecure_channel(address, options=OPTIONS)
         self.stub = env_service_pb2_grpc.EnvServiceStub(self._channel)
@@ -142,6 +144,7 @@ class StubClient:
             **fields,
         }
         run = self._named(fields["request_id"])
+        self.asked += 1
         self._history.note(Asked, run)
         call = self.stub.Run(env_service_pb2.RunRequest(**fields), timeout=timeout)
         return OpenRun(call, run, self._history)

@@ -28,4 +28,4 @@ async def recorded(pool: Subject) -> AsyncIterator[RecordedClient]:
     async with EnvClient(pool.address, env="synthetic", timeout=30.0) as client:
         recorded = RecordedClient(client, pool.pipe.history)
         yield recorded
-    oracle.contract_holds(await pool.pipe.at_rest(recorded.runs))
+    oracle.contract_holds(await pool.pipe.at_rest(recorded.runs), asked=len(recorded.runs))

@@ -77,8 +77,6 @@ async def test_what_is_not_offered_says_so() -> None:
         connected() as (broker, _),
         grpc.aio.insecure_channel(broker.address, options=OPTIONS) as channel,
     ):
-        session: Any = env_service_pb2_grpc.EnvServiceStub(channel).Session()
-        assert await refused(session.read()) == ("UNIMPLEMENTED", "NOT_OFFERED")
         pool: Any = pool_service_pb2_grpc.PoolServiceStub(channel)
         watch = pool.WatchPool(pool_service_pb2.WatchPoolRequest(protocol_generation=1))
         assert await refused(watch.read()) == ("UNIMPLEMENTED", "NOT_OFFERED")

@@ -168,7 +168,7 @@ async def test_sigterm_lets_running_episodes_finish_and_takes_no_new_ones(
         gate.open()
         assert (await run.finish()).code == "OK"
         assert await subject.exit_code() == 0
-        oracle.promises_hold(await subject.pipe.at_rest(subject.client.runs))
+        oracle.promises_hold(await subject.pipe.at_rest(subject.client.runs), asked=subject.client.asked)
 
 
 async def test_after_the_drain_time_a_run_is_ended_and_nothing_is_kept(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ async def test_after_the_drain_time_a_run_is_ended_and_nothing_is_kept(tmp_path:
         outcome = await run.finish()
         assert (outcome.code, outcome.reason) == ("UNAVAILABLE", "WORKER_LOST")
         assert await subject.exit_code() == 0
-        oracle.promises_hold(await subject.pipe.at_rest(subject.client.runs))
+        oracle.promises_hold(await subject.pipe.at_rest(subject.client.runs), asked=subject.client.asked)
 
 
 async def test_a_second_signal_skips_drain_and_linger(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ async def test_within_the_window_a_stopping_worker_can_still_be_cancelled(tmp_pa
         assert await subject.exit_code() == 0, "its last window closed, so it leaves"
         history = await subject.pipe.at_rest(subject.client.runs)
         assert len(history.of(done.run, DiscardBegan)) == 1
-        oracle.promises_hold(history)
+        oracle.promises_hold(history, asked=subject.client.asked)
 
 
 async def test_sigterm_while_keep_runs_waits_for_the_discard(
@@ -221,7 +221,7 @@ async def test_sigterm_while_keep_runs_waits_for_the_discard(
         assert await subject.exit_code() == 0
         history = await subject.pipe.at_rest(subject.client.runs)
         assert len(history.of(run.run, KeepReturned, DiscardBegan)) == 2
-        oracle.promises_hold(history)
+        oracle.promises_hold(history, asked=subject.client.asked)
 
 
 async def test_a_keep_that_does_not_end_is_left_behind_with_exit_code_3(

@@ -232,3 +232,15 @@ async def test_a_broker_that_is_not_there_yet_stops_nothing() -> None:
     async with StubClient(worker.address, History()) as client:
         assert (await client.run(SMALL)).code == "OK"
     await asyncio.wait_for(worker.stop(hurry=True), 20)
+
+
+async def test_a_fault_of_the_registration_itself_ends_the_worker(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(_: list[str]) -> None:
+        raise AssertionError("a bug")
+
+    async with brokered() as (broker, worker, *_):
+        worker.runner.give_up = fail  # type: ignore[method-assign]
+        await (await broker.lease()).register(given_up=["0" * 32])
+        await asyncio.wait_for(worker.stop_wanted.wait(), 10)
+        assert worker.exit_code == EXIT_REFUSED
+        assert "registration failed" in caplog.text

@@ -44,7 +44,7 @@ async def serving(**settings: Any) -> AsyncIterator[Subject]:
         try:
             yield Subject(server, client, hook, clock)
             await within(server.runner.wait_hooks())
-            oracle.promises_hold(client.history)
+            oracle.promises_hold(client.history, asked=client.asked)
         finally:
             assert await asyncio.wait_for(server.stop(hurry=True), 20) == []
 
@@ -131,15 +131,6 @@ async def test_after_the_window_it_is_too_late() -> None:
         subject.clock.advance(60)
         subject.server.runner.expire()
         assert await subject.client.cancel(outcome.run) == "TOO_LATE"
-
-
-async def test_sessions_are_not_offered() -> None:
-    async with serving() as subject:
-        call = subject.client.stub.Session()
-        with pytest.raises(grpc.aio.AioRpcError) as error:
-            await call.read()
-        assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
-        assert "NOT_OFFERED" in str(error.value.trailing_metadata())
 
 
 async def test_health_says_whether_a_run_would_be_taken() -> None:

@@ -18,7 +18,7 @@ from env_worker.domain.ledger import CancelOutcome, Entry, Event, LedgerError, S
 from env_worker.domain.runs import ConfirmOutcome, DuplicateRequestError, RunTable, TableFullError
 
 WINDOW = 60.0
-LIMIT, KNOWN_LIMIT, REMEMBERED_LIMIT = 2, 3, 1
+LIMIT, WINDOW_LIMIT, KNOWN_LIMIT, REMEMBERED_LIMIT = 2, 2, 3, 1
 IDS = [f"{number:032x}" for number in range(4)]
 SESSIONS = ["s1", "s2"]
 OUTSIDE = [
@@ -57,6 +57,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.now = 0.0
         self.table = RunTable(
             limit=LIMIT,
+            window_limit=WINDOW_LIMIT,
             known_limit=KNOWN_LIMIT,
             remembered_limit=REMEMBERED_LIMIT,
             late_cancel_seconds=WINDOW,
@@ -109,10 +110,10 @@ class LedgerMachine(RuleBasedStateMachine):
             assert known is not None, "a fresh id was refused"
             return multiple()
         except TableFullError:
-            live = sum(record.closed_at is None for record in self.records)
-            assert live >= LIMIT or sum(self.known(name) is not None for name in IDS) >= min(
-                KNOWN_LIMIT, len(IDS)
-            )
+            windows = self.table.open_windows
+            live = sum(record.closed_at is None for record in self.records) - windows
+            known = sum(self.known(name) is not None for name in IDS)
+            assert live >= LIMIT or windows >= WINDOW_LIMIT or known >= KNOWN_LIMIT
             return multiple()
         assert known is None, "an id that is known was admitted"
         record = Record(entry, hook)
@@ -280,7 +281,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @invariant()
     def memory_is_bounded(self) -> None:
         table = self.table
-        assert len(table) <= LIMIT
+        assert len(table) < LIMIT + WINDOW_LIMIT
         assert len(table) + len(table._tombstones) <= KNOWN_LIMIT
         assert len(table._remembered) <= REMEMBERED_LIMIT
         assert table.open_windows == sum(entry.replied for entry in table.entries())

@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from env_broker.route import (
     Action,
     CancelOutcome,
+    ConfirmOutcome,
     DuplicateRouteError,
     RoutesFullError,
     RouteState,
@@ -24,7 +25,7 @@ from env_broker.routes import RETENTION_MARGIN_SECONDS, RouteTable
 
 WINDOW = 60.0
 RETAINED = WINDOW + RETENTION_MARGIN_SECONDS
-LIMIT, KNOWN_LIMIT, REMEMBERED_LIMIT = 2, 2, 1
+LIMIT, RETAINED_LIMIT, KNOWN_LIMIT, REMEMBERED_LIMIT = 2, 2, 2, 1
 IDS = [f"{number:032x}" for number in range(3)]
 WORKERS = ["w1", "w2"]
 
@@ -52,6 +53,7 @@ class Record:
     answer: CancelOutcome | None = None
     over_at: float | None = None
     cancel_sent: bool = False
+    confirmed: ConfirmOutcome | None = None
 
 
 class RoutesMachine(RuleBasedStateMachine):
@@ -59,11 +61,19 @@ class RoutesMachine(RuleBasedStateMachine):
         super().__init__()
         self.now = 0.0
         self.table = RouteTable(
-            limit=LIMIT, known_limit=KNOWN_LIMIT, remembered_limit=REMEMBERED_LIMIT, window=WINDOW
+            limit=LIMIT,
+            retained_limit=RETAINED_LIMIT,
+            known_limit=KNOWN_LIMIT,
+            remembered_limit=REMEMBERED_LIMIT,
+            window=WINDOW,
         )
         self.records: dict[str, Record] = {}
         self.remembered: dict[str, float] = {}
         self.away: set[str] = set()
+
+    def session_of(self, request_id: str) -> str:
+        """The session of the run by that id."""
+        return ""
 
     def known(self, request_id: str) -> Record | None:
         """The run that the table must still know by that id."""
@@ -81,7 +91,7 @@ class RoutesMachine(RuleBasedStateMachine):
     def queue(self, request_id: str, worker: str, way: int) -> None:
         known = self.known(request_id)
         try:
-            admitted = self.table.queue(request_id, "", self.now)
+            admitted = self.table.queue(request_id, self.session_of(request_id), self.now)
         except DuplicateRouteError:
             assert known is not None, "a fresh id was refused"
             return
@@ -188,12 +198,15 @@ class RoutesMachine(RuleBasedStateMachine):
             if not answered or record.worker in self.away:
                 return
             outcome = self.ask_worker(record)
-            self.table.answered(request_id, outcome)
+            self.table.answered(request_id, outcome, self.now)
             if outcome is CancelOutcome.REMEMBERED:
                 return
         assert record.answer in (None, outcome), "broke CancelStable"
         if decision.worker_lost:
-            assert record.answer is not None or record.worker in self.away, "broke: its worker came back"
+            over = record.over_at is not None  # what was so at the end of its retention stays so
+            assert over or record.answer is not None or record.worker in self.away, (
+                "broke: its worker came back"
+            )
         record.answer = outcome
         if outcome is CancelOutcome.ABORTED:
             assert not record.told_ok, "broke CancelTruthful"
@@ -238,7 +251,12 @@ class RoutesMachine(RuleBasedStateMachine):
             known = self.known(request_id)
             try:
                 apply = self.table.adopt(
-                    request_id, "", worker, self.now, replied=record.held is Held.REPLIED, window=WINDOW
+                    request_id,
+                    self.session_of(request_id),
+                    worker,
+                    self.now,
+                    replied=record.held is Held.REPLIED,
+                    window=WINDOW,
                 )
             except RoutesFullError:
                 assert known is None
@@ -246,7 +264,8 @@ class RoutesMachine(RuleBasedStateMachine):
             if known is None:
                 apply_expected = self.now < self.remembered.pop(request_id, self.now)
                 assert apply is apply_expected, "broke: a remembered cancel applies to a reported run"
-                record.over_at, record.answer, record.cancel_sent = None, None, apply
+                record.over_at, record.answer, record.confirmed = None, None, None
+                record.cancel_sent = apply
                 record.told_ok = record.held is Held.REPLIED
             elif record.cancel_sent and record.answer is None and record.over_at is None:
                 assert apply, "broke: a cancel that was not answered is sent again"
@@ -288,7 +307,7 @@ class RoutesMachine(RuleBasedStateMachine):
         for name, record in self.records.items():
             if record.over_at is None and table.get(name) is None:
                 record.over_at = self.now
-        assert len(table) <= LIMIT
+        assert len(table) < LIMIT + RETAINED_LIMIT
         assert len(table) + len(table._tombstones) <= KNOWN_LIMIT
         assert len(table._remembered._ends) <= REMEMBERED_LIMIT
         assert len(table._retained) == sum(

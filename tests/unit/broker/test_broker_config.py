@@ -13,6 +13,7 @@ def test_flags_beat_variables_and_variables_beat_defaults() -> None:
     settings = BrokerSettings.from_arguments(["--workers", "2"], variables)
     assert (settings.workers, settings.environments, settings.max_queue) == (2, ("a", "b"), 7)
     assert settings.lease_seconds == 5.0
+    assert settings.session_grace_seconds == 3.0
     assert BrokerSettings.from_arguments(["--env", "c", "--env=d"], {}).environments == ("c", "d")
     assert BrokerSettings.from_arguments([], {"ENV_BROKER_MAX_CONCURRENT": "5"}).max_concurrent == 5
 
@@ -35,6 +36,7 @@ def test_every_setting_has_its_variable() -> None:
         (["--max-concurrent", "0"], ["--max-concurrent", "1 to"]),
         (["--drain-seconds", "nan"], ["--drain-seconds", "nan"]),
         (["--late-cancel-seconds", "-0.5"], ["--late-cancel-seconds", "-0.5"]),
+        (["--session-grace-seconds", "-1"], ["--session-grace-seconds", "-1"]),
         (["--lease-seconds", "1", "--heartbeat-seconds", "1"], ["--lease-seconds", "--heartbeat-seconds"]),
         (["--log-level", "loud"], ["--log-level", "'loud'", "debug"]),
     ],

@@ -101,8 +101,8 @@ def test_the_first_answer_of_a_worker_is_given_to_every_further_cancel(outcome: 
     table = RouteTable()
     replied(table, A)
     table.cancel(A, 1.0)
-    table.answered(A, outcome)
-    table.answered(A, CancelOutcome.ABORTED)
+    table.answered(A, outcome, 2.0)
+    table.answered(A, CancelOutcome.ABORTED, 2.0)
     expected = Decision(Action.ANSWER, outcome)
     assert table.cancel(A, 2.0) == expected
     table.lose("w1", 3.0)
@@ -115,7 +115,7 @@ def test_a_worker_that_only_remembers_is_asked_again() -> None:
     table = RouteTable()
     placed(table, A)
     table.cancel(A, 1.0)
-    table.answered(A, CancelOutcome.REMEMBERED)
+    table.answered(A, CancelOutcome.REMEMBERED, 2.0)
     assert table.cancel(A, 2.0) == TO_W1
 
 
@@ -123,8 +123,8 @@ def test_an_answer_for_a_run_that_is_over_changes_nothing() -> None:
     table = RouteTable()
     placed(table, A)
     assert table.ended(A, 1.0)
-    table.answered(A, CancelOutcome.DISCARDED)
-    table.answered(B, CancelOutcome.DISCARDED)
+    table.answered(A, CancelOutcome.DISCARDED, 2.0)
+    table.answered(B, CancelOutcome.DISCARDED, 2.0)
     assert table.cancel(A, 2.0) == ABORTED
 
 
@@ -133,7 +133,7 @@ def test_a_reply_that_was_taken_back_on_its_way_is_not_passed_on(outcome: Cancel
     table = RouteTable()
     placed(table, A)
     table.cancel(A, 1.0)
-    table.answered(A, outcome)
+    table.answered(A, outcome, 2.0)
     assert not table.replied(A, 2.0, WINDOW)
     assert table.cancel(A, 3.0) == Decision(Action.ANSWER, outcome)
 
@@ -141,7 +141,7 @@ def test_a_reply_that_was_taken_back_on_its_way_is_not_passed_on(outcome: Cancel
 def test_a_reply_that_is_delivered_for_good_is_passed_on() -> None:
     table = RouteTable()
     placed(table, A)
-    table.answered(A, CancelOutcome.TOO_LATE)
+    table.answered(A, CancelOutcome.TOO_LATE, 2.0)
     assert table.replied(A, 2.0, WINDOW)
     assert table.cancel(A, 3.0) == TOO_LATE
 
@@ -252,7 +252,7 @@ def test_a_reported_run_is_found_by_its_cancel(is_replied: bool) -> None:
     table = RouteTable()
     assert not table.adopt(A, "session", "w1", 0.0, replied=is_replied, window=WINDOW)
     assert table.cancel(A, 1.0) == TO_W1
-    assert table.session_routes("session") == [A]
+    assert [route.request_id for route in table.session_runs({"session"})] == [A]
     table.lose("w1", 2.0)
     assert table.cancel(A, 3.0) == (LOST_AFTER if is_replied else LOST_BEFORE)
 
@@ -287,7 +287,7 @@ def test_a_worker_that_comes_back_is_asked_about_what_it_settled_and_does_not_re
     table.lose("w2", 1.0)
     table.returned("w1")
     assert table.cancel(A, 2.0) == TO_W1
-    table.answered(A, CancelOutcome.DISCARDED)
+    table.answered(A, CancelOutcome.DISCARDED, 2.0)
     assert table.cancel(A, 3.0) == DISCARDED
     assert table.cancel(B, 3.0) == LOST_AFTER
 
@@ -313,23 +313,51 @@ def test_a_session_has_the_runs_that_can_still_be_ended() -> None:
     placed(table, A, session_id="mine")
     replied(table, B, session_id="mine")
     replied(table, C, session_id="other")
-    assert table.session_routes("mine") == [A, B]
-    table.answered(B, CancelOutcome.TOO_LATE)  # confirmed
-    assert table.session_routes("mine") == [A]
+    assert [route.request_id for route in table.session_runs({"mine"})] == [A, B]
+    assert table.answered(B, CancelOutcome.TOO_LATE, 2.0) is CancelOutcome.TOO_LATE
+    assert [route.request_id for route in table.session_runs({"mine"})] == [A]
 
 
 # Bounds and errors.
 
 
-def test_the_number_of_routes_is_bounded() -> None:
+def test_the_number_of_live_runs_is_bounded() -> None:
     table = RouteTable(limit=1)
-    replied(table, A)
-    with pytest.raises(RoutesFullError, match="holds 1 routes, its limit is 1"):
+    placed(table, A)
+    with pytest.raises(RoutesFullError, match="holds 1 runs, its limit is 1"):
         table.queue(B, "", 1.0)
     with pytest.raises(RoutesFullError):
         table.adopt(B, "", "w1", 1.0, replied=True, window=WINDOW)
-    table.expire(RETAINED)
-    assert table.queue(B, "", RETAINED)
+    assert table.replied(A, 1.0, WINDOW)
+    assert table.queue(B, "", 1.0), "what has replied takes no room of live runs"
+
+
+def test_the_number_of_retained_routes_is_bounded() -> None:
+    table = RouteTable(retained_limit=1)
+    placed(table, B)
+    replied(table, A)
+    with pytest.raises(RoutesFullError, match=r"1 replies .* limit is 1; .*confirm .*--late-cancel-seconds"):
+        table.queue(C, "", 1.0)
+    assert table.replied(B, 1.0, WINDOW), "what was taken is retained all the same"
+    table.expire(1.0 + RETAINED)
+    assert table.queue(C, "", 1.0 + RETAINED)
+
+
+@pytest.mark.parametrize("way", ["replied, then answered", "answered, then replied", "answered, then cut"])
+def test_a_route_whose_outcome_is_known_takes_no_room(way: str) -> None:
+    table = RouteTable(retained_limit=1)
+    placed(table, A)
+    if way == "replied, then answered":
+        assert table.replied(A, 1.0, WINDOW)
+        table.answered(A, CancelOutcome.TOO_LATE, 1.0)
+    else:
+        table.answered(A, CancelOutcome.TOO_LATE, 1.0)
+        assert table.get(A) is not None, "its stream is open"
+        assert table.cut(A, 1.0, WINDOW) if way.endswith("cut") else table.replied(A, 1.0, WINDOW)
+    assert table.get(A) is None
+    assert table.cancel(A, 2.0) == TOO_LATE
+    assert table.queue(B, "", 2.0)
+    assert not table.ended(A, 2.0)
 
 
 def test_the_number_of_known_ids_is_bounded() -> None:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from env_broker.clock import MonotonicClock, within
-from env_broker.tasks import Errands, first_of
+from env_broker.tasks import Errands, background, first_of
 from tests.helpers.clock import FakeClock
 
 
@@ -67,10 +67,21 @@ async def test_errands_are_owned_bounded_and_ended(caplog: pytest.LogCaptureFixt
     assert len(errands) == 2
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    assert "errand=b failed" in caplog.text
+    assert "task=b failed" in caplog.text
     assert "errand=c refused" in caplog.text
     assert len(errands) == 1
     await errands.close(0)
     assert ended == ["ended"]
     assert len(errands) == 0
     await errands.close(0)
+
+
+async def test_a_background_task_that_fails_is_in_the_log_and_one_that_is_cancelled_is_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tasks = [background(fail(), "a"), background(forever([]), "b")]
+    await asyncio.wait(tasks[:1])
+    tasks[1].cancel()
+    await asyncio.wait(tasks)
+    assert "task=a failed" in caplog.text
+    assert "task=b" not in caplog.text

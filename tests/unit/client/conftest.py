@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from env_client.channels import open_sync_channel
+from env_client.session import Session
+from tests.helpers.answers import Answers
 from tests.helpers.deltas import opening
 from tests.helpers.scripted_service import Hang, ScriptedService, Send
 
@@ -21,6 +24,13 @@ def service() -> Iterator[ScriptedService]:
 
 
 @pytest.fixture
+def confirming() -> Iterator[ScriptedService]:
+    """A scripted server with sessions."""
+    with ScriptedService(sessions=True) as scripted:
+        yield scripted
+
+
+@pytest.fixture
 def hanging_run(service: ScriptedService) -> Callable[[], None]:
     """Makes the service ready for a run (which need not come) that opens a trace and then says no more."""
 
@@ -28,3 +38,25 @@ def hanging_run(service: ScriptedService) -> Callable[[], None]:
         service.on_run(Send(opening()), Hang(), optional=True)
 
     return prepare
+
+
+@pytest.fixture
+def answers() -> Answers:
+    """Asks for confirmations, and collects what they come to."""
+    return Answers()
+
+
+@pytest.fixture
+def open_session() -> Iterator[Callable[[ScriptedService], Session]]:
+    """Opens sessions with a service, which are closed when the test ends."""
+    opened: list[Session] = []
+
+    def session_to(service: ScriptedService) -> Session:
+        session = Session(lambda: open_sync_channel(service.address, None))
+        opened.append(session)
+        session.open()
+        return session
+
+    yield session_to
+    for session in opened:
+        session.close(5)

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 
-from env_client import EnvClient
+from env_client import EnvClient, batch
 from env_client.batch import Batch, TasksError, read_tasks
 from env_client.progress import PlainDisplay, RichDisplay, open_display, progress_text
 from env_client.tally import Group, Tally, format_bytes
 from tests.helpers.deltas import episode_stream, opening, reply
-from tests.helpers.scripted_service import End, ScriptedService, Send
+from tests.helpers.scripted_end import End
+from tests.helpers.scripted_service import ScriptedService, Send
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -89,6 +90,28 @@ async def test_a_disk_that_is_full_ends_the_batch(service: ScriptedService) -> N
     assert tally.done == 1
 
 
+async def test_an_outcome_that_cannot_be_written_is_one_outcome_and_ends_no_batch(
+    service: ScriptedService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = batch.outcome_line
+
+    def unwritable(index: int, request_id: str, outcome: Any) -> str:
+        if index == 1 and not isinstance(outcome, Exception):
+            raise OverflowError("date value out of range")
+        return write(index, request_id, outcome)
+
+    monkeypatch.setattr(batch, "outcome_line", unwritable)
+    for _ in range(4):
+        service.on_run(*(Send(message) for message in episode_stream(1)))
+    tally, out = Tally(4), io.StringIO()
+    async with EnvClient(service.address) as client:
+        await Batch(client, [{}], tally, out).run(2, Quiet())
+    lines = sorted((json.loads(line) for line in out.getvalue().splitlines()), key=lambda line: line["index"])
+    assert [line["index"] for line in lines] == [0, 1, 2, 3]
+    assert "date value out of range" in json.dumps(lines[1])
+    assert tally.done == 4
+
+
 def test_tasks_are_read(tmp_path: Path) -> None:
     path = tmp_path / "tasks.jsonl"
     path.write_text('{"a": 1}\n\n  {"b": "ü"}\n', encoding="utf-8")
@@ -102,6 +125,8 @@ def test_tasks_are_read(tmp_path: Path) -> None:
         (b"[1]\n", "line 1: found a JSON list, expected an object"),
         (b"\n\n", "has no task"),
         (b"\xff\xfe", "JSON lines in UTF-8"),
+        (b"[" * 100_000, "line 1: .*recursion"),
+        (b'{"a": ' + b"9" * 5_000 + b"}", "line 1: .*digits"),
         (None, "No such file"),
     ],
 )

@@ -18,7 +18,8 @@ from grpc_health.v1 import health_pb2
 from env_client.cli import main
 from env_client.config import COMMANDS, ClientSettings, SettingsError, make_parser, settings_table
 from tests.helpers.deltas import episode_stream, opening
-from tests.helpers.scripted_service import End, Hang, Reach, ScriptedService, Send
+from tests.helpers.scripted_end import End
+from tests.helpers.scripted_service import Hang, Reach, ScriptedService, Send
 
 if TYPE_CHECKING:
     from pathlib import Path

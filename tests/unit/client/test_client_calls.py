@@ -21,7 +21,8 @@ from env_client import (
 )
 from env_client.channels import channel_options, open_aio_channel, open_sync_channel
 from tests.helpers.deltas import episode_stream
-from tests.helpers.scripted_service import End, ScriptedService, Send
+from tests.helpers.scripted_end import End
+from tests.helpers.scripted_service import ScriptedService, Send
 
 RUN = "0123456789abcdef0123456789abcdef"
 

@@ -84,3 +84,38 @@ async def test_big_messages_keep_their_order(service: ScriptedService) -> None:
         episode = await client.run({}, on_delta=lambda delta: seqs.append(delta.seq))
     assert seqs == [0, 1, 2, 3, 4]
     assert [len(node.mask) for node in episode.traces[0].nodes] == [2, BIG, 3, BIG, 3]
+
+
+class UnprintableError(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+async def test_a_body_that_raises_what_cannot_be_printed_cancels_all_the_same(
+    service: ScriptedService,
+) -> None:
+    service.on_run(*sends(opening()), Hang())
+    async with EnvClient(service.address) as client:
+
+        async def leave() -> None:
+            async with client.stream({}, request_id=RUN) as stream:
+                async for _ in stream:
+                    raise UnprintableError
+
+        with pytest.raises(UnprintableError):
+            await leave()
+    assert service.cancelled_ids() == [RUN]
+    assert service.cancels[0].cause == "UnprintableError: (its message cannot be read)"
+
+
+async def test_a_callback_that_raises_what_cannot_be_printed_cancels_all_the_same(
+    service: ScriptedService,
+) -> None:
+    def fail(_: object) -> None:
+        raise UnprintableError
+
+    service.on_run(*sends(opening()), Hang())
+    async with EnvClient(service.address) as client:
+        with pytest.raises(UnprintableError):
+            await client.run({}, request_id=RUN, on_delta=fail)
+    assert service.cancelled_ids() == [RUN]

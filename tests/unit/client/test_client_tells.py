@@ -23,7 +23,8 @@ from env_client import (
     intake,
 )
 from tests.helpers.deltas import episode_stream, growth, opening, reply
-from tests.helpers.scripted_service import End, Hang, Reach, Send, Wait
+from tests.helpers.scripted_end import End
+from tests.helpers.scripted_service import Hang, Reach, Send, Wait
 
 if TYPE_CHECKING:
     from envtrio.v1.delta_pb2 import DeltaStream, TraceDelta

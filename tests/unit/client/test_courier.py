@@ -15,7 +15,8 @@ from envtrio.v1.env_service_pb2 import CancelOutcome, CancelResponse, DescribeRe
 
 from env_client.channels import open_sync_channel
 from env_client.courier import CancelCourier
-from tests.helpers.scripted_service import End, ScriptedService, Wait
+from tests.helpers.scripted_end import End
+from tests.helpers.scripted_service import ScriptedService, Wait
 
 A, B = "a" * 32, "b" * 32
 ABORTED = CancelOutcome.CANCEL_OUTCOME_ABORTED
@@ -53,7 +54,12 @@ def test_a_cancel_leaves_with_its_cause(service: ScriptedService) -> None:
 
 @pytest.mark.parametrize(
     "obstacle",
-    [GONE, End(grpc.StatusCode.RESOURCE_EXHAUSTED, "TABLE_FULL"), End(grpc.StatusCode.DEADLINE_EXCEEDED)],
+    [
+        GONE,
+        End(grpc.StatusCode.RESOURCE_EXHAUSTED, "TABLE_FULL"),
+        End(grpc.StatusCode.DEADLINE_EXCEEDED),
+        End(grpc.StatusCode.CANCELLED),
+    ],
 )
 def test_repeats_until_it_is_answered(service: ScriptedService, obstacle: End) -> None:
     service.on_cancel(obstacle, obstacle, ABORTED)

@@ -8,6 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.helpers.deltas import episode_stream
+from tests.helpers.scripted_service import Send
+from tests.helpers.scripted_session import SessionLine
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -59,6 +63,29 @@ with SyncEnvClient(sys.argv[1]) as client:
     client.run({}, request_id="a" * 32, on_delta=lambda _: landed.set())
 """,
 }
+
+
+UNCONFIRMED = """
+import asyncio, sys
+from env_client import EnvClient
+async def main():
+    last = asyncio.Event()
+    client = EnvClient(sys.argv[1])
+    on_delta = lambda delta: delta.seq == 2 and last.set()
+    run = asyncio.create_task(client.run({}, request_id="a" * 32, on_delta=on_delta))
+    await last.wait()
+asyncio.run(main())
+"""
+
+
+def test_a_loop_that_ends_under_an_unconfirmed_run(confirming: ScriptedService) -> None:
+    confirming.on_session(SessionLine(answering=lambda _: None))
+    confirming.on_run(*[Send(message) for message in episode_stream()])
+    finished = in_a_process(UNCONFIRMED, confirming.address)
+    assert (finished.returncode, finished.stderr) == (0, "")
+    assert confirming.cancelled_ids() == [A]
+    assert confirming.sessions is not None
+    confirming.sessions.wait_until(lambda came: came.ends == ["lost"])
 
 
 @pytest.mark.parametrize("script", AT_EXIT.values(), ids=AT_EXIT.keys())

@@ -27,7 +27,9 @@ from env_client import (
     sync_stream,
 )
 from tests.helpers.deltas import episode_stream, growth, opening, reply
-from tests.helpers.scripted_service import End, Hang, Send, Wait
+from tests.helpers.no_session import NoSession
+from tests.helpers.scripted_end import End
+from tests.helpers.scripted_service import Hang, Send, Wait
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -244,7 +246,8 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 
 def by_hand(channel: Any, told: Told, **arguments: Any) -> SyncEnvClient:
     courier: CancelCourier | Any = told
-    return SyncEnvClient("by hand", channel=channel, courier=courier, **arguments)
+    session: Any = NoSession()
+    return SyncEnvClient("by hand", channel=channel, courier=courier, session=session, **arguments)
 
 
 def test_the_request_that_leaves(channel: Any, threads: ThreadPoolExecutor) -> None:

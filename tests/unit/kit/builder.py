@@ -8,6 +8,8 @@ from tests.helpers.history import (
     Asked,
     CancelAnswered,
     CancelSent,
+    ConfirmAnswered,
+    ConfirmSent,
     DiscardBegan,
     DiscardReturned,
     Ended,
@@ -15,6 +17,7 @@ from tests.helpers.history import (
     KeepBegan,
     KeepReturned,
     Passed,
+    Returned,
 )
 
 RUN = "0123456789abcdef" * 2
@@ -75,6 +78,8 @@ def run_history(
     kept: bool = True,
     discarded: bool = False,
     cancels: tuple[str, ...] = (),
+    confirms: tuple[str, ...] = (),
+    returned: bool = False,
     stream: tuple[bytes, ...] | None = None,
 ) -> History:
     """One run from its request to its last discard, as it should go."""
@@ -86,6 +91,11 @@ def run_history(
         history.note(KeepBegan, run, episode_id="e")
         history.note(KeepReturned, run)
     history.note(Ended, run, code=code, reason=reason)
+    for outcome in confirms:
+        history.note(ConfirmSent, run)
+        history.note(ConfirmAnswered, run, outcome=outcome)
+    if returned:
+        history.note(Returned, run)
     for outcome in cancels:
         history.note(CancelSent, run)
         history.note(CancelAnswered, run, outcome=outcome)

@@ -13,6 +13,7 @@ from tests.helpers.history import (
     Asked,
     CancelAnswered,
     CancelSent,
+    ConfirmAnswered,
     DiscardBegan,
     DiscardRaised,
     DiscardReturned,
@@ -76,6 +77,9 @@ def test_never_discarded_while_keeping() -> None:
         run_history(discarded=True, cancels=("DISCARDED",)),
         run_history(cancels=("TOO_LATE",)),
         run_history(code="CANCELLED", cancels=("TOO_LATE",)),  # the caller hung up behind the settlement
+        run_history(confirms=("CONFIRMED",)),
+        run_history(code="KILLED", confirms=("CONFIRMED",)),
+        run_history(confirms=("DISCARDED",), discarded=True),
     ],
 )
 def test_delivered_xor_discarded_holds(history: History) -> None:
@@ -88,6 +92,8 @@ def test_delivered_xor_discarded_holds(history: History) -> None:
         (run_history(discarded=True), "delivered and discarded"),
         (run_history(code="CANCELLED"), "never discarded"),
         (run_history(cancels=("DISCARDED",)), "never discarded"),
+        (run_history(code="KILLED"), "never discarded"),
+        (run_history(code="KILLED", confirms=("UNKNOWN",)), "never discarded"),
         (run_history(code="CANCELLED", kept=False, discarded=True), "keep never saw"),
         (run_history(kept=False), "delivered, but keep never saw"),
         (
@@ -154,6 +160,51 @@ def test_a_remembered_cancel_has_to_apply() -> None:
     oracle.cancel_answered_truthfully(together(early, run_history(code="CANCELLED", kept=False)))
     with pytest.raises(GuaranteeBroken, match="REMEMBERED, but"):
         oracle.cancel_answered_truthfully(together(early, run_history()))
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        run_history(),
+        run_history(confirms=("CONFIRMED",), returned=True, cancels=("TOO_LATE",)),
+        run_history(confirms=("UNKNOWN", "CONFIRMED", "CONFIRMED"), returned=True),
+        run_history(confirms=("DISCARDED",), discarded=True, cancels=("DISCARDED",)),
+        run_history(confirms=("DISCARDED",), kept=False),
+        run_history(confirms=("WORKER_LOST",), cancels=("TOO_LATE",)),
+        run_history(returned=True),
+        run_history(discarded=True, cancels=("DISCARDED",)),
+    ],
+)
+def test_confirmed_is_final_holds(history: History) -> None:
+    oracle.confirmed_is_final(history)
+
+
+@pytest.mark.parametrize(
+    ("history", "what"),
+    [
+        (run_history(confirms=("CONFIRMED",), discarded=True), "confirmed, and discarded"),
+        (run_history(returned=True, discarded=True), "returned, and discarded"),
+        (
+            run_history(confirms=("CONFIRMED",), cancels=("DISCARDED",)),
+            "but a cancel was answered DISCARDED",
+        ),
+        (run_history(returned=True, cancels=("ABORTED",)), "returned, but a cancel was answered ABORTED"),
+        (
+            run_history(confirms=("DISCARDED",), returned=True, kept=False),
+            "DISCARDED, but the episode was returned",
+        ),
+        (run_history(confirms=("DISCARDED", "CONFIRMED")), "DISCARDED, but the episode was CONFIRMED too"),
+        (run_history(confirms=("DISCARDED",)), "DISCARDED, but discard was not called"),
+        (
+            run_history(confirms=("DISCARDED",), discarded=True, cancels=("TOO_LATE",)),
+            "DISCARDED, but a cancel TOO_LATE",
+        ),
+        (History([ConfirmAnswered(1, RUN, "CONFIRMED")]), "0 confirmations had 1 answers"),
+    ],
+)
+def test_confirmed_is_final_broken(history: History, what: str) -> None:
+    with pytest.raises(GuaranteeBroken, match=f"broke ConfirmedIsFinal: .*{what}"):
+        oracle.confirmed_is_final(history)
 
 
 def test_outcomes_add_up() -> None:

@@ -177,7 +177,9 @@ def test_no_field_carries_an_array_name(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_promises_hold_judges_the_worker_hop_too() -> None:
     good = run_history()
-    oracle.promises_hold(good)
+    oracle.promises_hold(good, asked=1)
+    with pytest.raises(GuaranteeBroken, match="2 runs should have been asked for, 1 were"):
+        oracle.promises_hold(good, asked=2)
     with pytest.raises(GuaranteeBroken, match="RelayedVerbatim"):
         oracle.promises_hold(together(good, passed(GOOD_STREAM[1], hop="worker")))
     good.note(Ended, RUN, code="OK")

@@ -58,6 +58,7 @@ def test_flags_win_over_variables_and_variables_over_defaults() -> None:
     [
         ({"max_concurrent": 0}, "--max-concurrent is 0, expected 1"),
         ({"hook_threads": 0}, "--hook-threads is 0"),
+        ({"session_grace_seconds": -1}, "--session-grace-seconds is -1, expected 0"),
         ({"max_queue": -1}, "--max-queue is -1, expected 0"),
         ({"late_cancel_seconds": -1.0}, "--late-cancel-seconds is -1"),
         ({"drain_seconds": float("nan")}, "--drain-seconds is nan"),

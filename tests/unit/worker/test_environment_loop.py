@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -130,3 +132,50 @@ def test_a_change_after_the_end_of_the_loop_is_nothing() -> None:
     wake_up = WakeUp(loop, lambda: None)
     loop.close()
     wake_up()
+
+
+async def test_an_environment_that_stops_the_loop_stops_nobody(loop: EnvironmentLoop) -> None:
+    go = threading.Event()
+
+    async def other() -> None:
+        while not go.is_set():  # noqa: ASYNC110  # one turn at a time
+            await asyncio.sleep(0)
+
+    async def play() -> None:
+        asyncio.get_running_loop().stop()
+        await asyncio.sleep(0)
+        go.set()
+
+    outcomes = [loop.submit(other()), loop.submit(play())]
+    assert [await ended(outcome) for outcome in outcomes] == [None, None]
+    assert await ended(loop.submit(asyncio.sleep(0))) is None
+
+
+FORKS = """
+import asyncio, os, sys
+from concurrent.futures import wait
+from env_worker.environment_loop import EnvironmentLoop
+
+async def play():
+    if os.fork() == 0:
+        sys.exit(0)
+
+async def end_child():
+    await asyncio.sleep(0)
+    print("child", os.waitstatus_to_exitcode(os.wait()[1]))
+
+loop = EnvironmentLoop()
+loop.start()
+for coroutine in (play(), end_child()):
+    outcome = loop.submit(coroutine)
+    wait([outcome], 20)
+    print(outcome.result())
+loop.stop()
+"""
+
+
+def test_a_child_that_an_environment_forked_ends_and_takes_nothing_of_the_loop_with_it() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKS], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert (ran.stdout.split("\n"), ran.stderr) == (["None", "child 1", "None", ""], "")

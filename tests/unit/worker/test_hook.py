@@ -187,3 +187,20 @@ async def test_discards_do_not_wait_behind_keeps() -> None:
     go.set()
     assert await asyncio.wait_for(keep, 5) is None
     threads.close()
+
+
+async def test_a_call_that_no_thread_can_take_is_a_failure_of_that_call() -> None:
+    threads = HookThreads(1, 1)
+    threads.close()
+    assert isinstance(await threads.keep(Hook(), Episode("e", "test", {}), SamplingParams()), RuntimeError)
+
+
+async def test_a_decorator_that_hides_an_async_method_is_found_out_when_it_is_called() -> None:
+    class Decorated(Hook):
+        def keep(self, episode: Episode, sampling: SamplingParams) -> Any:
+            return AsyncKeep().keep(episode, sampling)
+
+    threads = HookThreads(1, 1)
+    raised = await threads.keep(check_hook(Decorated(), "it"), Episode("e", "test", {}), SamplingParams())
+    assert isinstance(raised, TypeError)
+    threads.close()

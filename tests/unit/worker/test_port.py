@@ -117,3 +117,15 @@ async def test_a_cancelled_send_leaves_nothing_behind() -> None:
     following = await sent(port, b"b")
     port.written()
     await following
+
+
+async def test_a_handler_that_is_stuck_in_a_write_is_told_of_the_end_once() -> None:
+    port: RunPort[str] = RunPort()
+    told: list[str | None] = []
+    port.on_end = lambda: told.append(port.ending)
+    task = await sent(port, b"a")
+    port.end("cancelled")
+    port.end("again")
+    assert told == ["cancelled"]
+    with pytest.raises(PortBrokenError):
+        await task

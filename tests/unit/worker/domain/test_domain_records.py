@@ -16,6 +16,7 @@ from env_worker.domain import (
     EpisodeError,
     InvalidTaskError,
     Link,
+    Message,
     Reward,
     SamplingParams,
     Trace,
@@ -170,3 +171,25 @@ def test_info_refuses_cycles_and_keys_that_are_not_text() -> None:
     with pytest.raises(KeyError):
         del info["key"]
     assert ("key" in info, list(info), len(info)) == (False, [], 0)
+
+
+@pytest.mark.parametrize("value", [-1.0, -1e18, 1_700_000_000_000.0, 1e18])
+def test_times_that_the_wire_cannot_hold_are_refused_where_they_are_written(value: float) -> None:
+    for make in (
+        lambda: Call(started_at=value),
+        lambda: EpisodeError("E", "m", occurred_at=value),
+        lambda: Trace("t").add_node(Message.user("x"), created_at=value),
+    ):
+        with pytest.raises(ValueError, match=r"expected unix seconds .* not milliseconds"):
+            make()
+
+
+def test_durations_that_the_wire_cannot_hold_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"duration_seconds is 1e\+300, expected 0 to"):
+        Call(duration_seconds=1e300)
+
+
+def test_a_reward_whose_product_with_its_weight_is_no_double_is_refused() -> None:
+    with pytest.raises(ValueError, match="beyond what a double holds"):
+        Trace("t").set_reward("r", 1e308, 10.0)
+    assert Reward(1e308, 1.0).value == 1e308

@@ -192,14 +192,40 @@ def test_an_impossible_event_changes_nothing() -> None:
     assert (entry.state, table.open_windows, len(table)) == (State.QUEUED, 0, 1)
 
 
-def test_the_number_of_entries_is_bounded() -> None:
-    table = RunTable(limit=2)
+def test_the_number_of_live_runs_is_bounded() -> None:
+    table = RunTable(limit=1)
     replied(table, A, 0.0)
-    entry = table.admit(B, "", 0.0)
-    with pytest.raises(TableFullError, match="holds 2 runs and open windows, its limit is 2"):
+    entry = table.admit(B, "", 0.0)  # an open window takes no room of live runs
+    with pytest.raises(TableFullError, match="holds 1 runs, its limit is 1; send the run again later"):
         table.admit(C, "", 0.0)
     table.settle(entry, Event.CANCEL, 0.0)
     assert table.admit(C, "", 0.0).state is State.QUEUED
+
+
+def test_a_discard_that_has_not_returned_counts_as_live() -> None:
+    table = RunTable(limit=1)
+    entry = replied(table, A, 0.0)
+    table.cancel(A, 0.0)
+    with pytest.raises(TableFullError, match="holds 1 runs"):
+        table.admit(B, "", 0.0)
+    discard(table, entry, 0.0)
+    assert table.admit(B, "", 0.0).state is State.QUEUED
+
+
+def test_the_number_of_open_windows_is_bounded() -> None:
+    table = RunTable(window_limit=1)
+    replied(table, A, 0.0)
+    with pytest.raises(TableFullError, match=r"1 replies .* limit is 1; .*confirm .*--late-cancel-seconds"):
+        table.admit(B, "", 0.0)
+    table.confirm(A, 1.0)
+    assert table.admit(B, "", 1.0).state is State.QUEUED
+
+
+def test_more_than_sixteen_thousand_replies_may_wait_for_the_end_of_their_windows() -> None:
+    table = RunTable()
+    for number in range(16_385):
+        replied(table, request_id(number), 0.0)
+    assert table.open_windows == 16_385
 
 
 def test_the_number_of_known_ids_is_bounded_so_that_a_settlement_always_has_its_tombstone() -> None:
@@ -244,3 +270,17 @@ def test_a_tombstone_takes_less_than_200_bytes(count: int) -> None:
         tracemalloc.stop()
     assert len(tombstones) == count
     assert (after - before) / count < 200
+
+
+def test_what_is_over_is_known_by_its_last_forgetting_and_then_costs_nothing() -> None:
+    table = RunTable(late_cancel_seconds=WINDOW)
+    assert table.last_forgetting is None
+    for number, name in enumerate((A, B)):
+        replied(table, name, float(number))
+        assert table.confirm(name, float(number)) is ConfirmOutcome.CONFIRMED
+    assert table.last_forgetting == 1.0 + 2 * WINDOW
+    table.expire(2 * WINDOW)
+    assert table.confirm(A, 2 * WINDOW) is ConfirmOutcome.UNKNOWN
+    assert table.confirm(B, 2 * WINDOW) is ConfirmOutcome.CONFIRMED
+    table.expire(1.0 + 2 * WINDOW)
+    assert table.last_forgetting is None

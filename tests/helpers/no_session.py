@@ -1,0 +1,25 @@
+"""In place of a client's session, for tests that play the server of its runs by hand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from env_client.confirmations import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class NoSession:
+    """In place of a session, with a server that has none."""
+
+    session_id = ""
+
+    def open(self) -> None:
+        """There is none."""
+
+    def confirm(self, _request_id: str, settle: Callable[[Verdict], object]) -> None:
+        settle(Verdict.NOT_OFFERED)
+
+    def close(self, _timeout: float) -> None:
+        """There is none."""

@@ -1,0 +1,191 @@
+"""Confirmations at a broker: each finds the worker that replied, and where that is silent none is made up."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import grpc
+from envtrio.v1 import env_service_pb2 as pb
+from envtrio.v1 import registry_service_pb2
+
+from env_broker.routes import RETENTION_MARGIN_SECONDS
+from tests.helpers.clock import FakeClock
+from tests.helpers.raw_client import connected, message
+from tests.helpers.scripted_worker import Abort, ScriptedWorker, Send, WaitCancel
+from tests.helpers.stub_client import new_id
+
+if TYPE_CHECKING:
+    from tests.helpers.raw_client import RawClient
+
+GRACE = 3.0
+DISCARDED = pb.CONFIRM_OUTCOME_DISCARDED
+CANCELLED = Abort(grpc.StatusCode.CANCELLED, "CANCEL_REQUESTED")
+REFUSED = ("INVALID_ARGUMENT", "INVALID_REQUEST")
+
+
+async def replied(client: RawClient, worker: ScriptedWorker, session_id: str = "", run: str = "") -> str:
+    """A run whose reply has passed."""
+    run = run or new_id()
+    worker.script(run, Send(message("reply")))
+    assert (await client.run(run, session_id=session_id))[1] == "OK"
+    return run
+
+
+async def test_a_confirmation_goes_to_the_worker_that_replied() -> None:
+    async with connected() as (broker, client), ScriptedWorker() as one, ScriptedWorker() as two:
+        lease = await one.register(broker.address)
+        first = await replied(client, one)
+        await two.register(broker.address)
+        await lease.beat(draining=True)
+        others = [await replied(client, two) for _ in range(3)]
+        session = await client.session().open(new_id())
+        assert session.opened is not None
+        assert session.opened.instance == broker.instance
+        assert list(session.opened.capabilities) == ["sessions"]
+        assert (session.opened.session_grace_seconds, session.opened.late_cancel_seconds) == (GRACE, 60.0)
+        assert await session.confirm(first, *others) == ["CONFIRMED"] * 4
+        assert (one.sessions.frames, two.sessions.frames) == ([[first]], [others])
+        assert await session.confirm(first, *others) == ["CONFIRMED"] * 4
+        assert len(one.sessions.confirms + two.sessions.confirms) == 4, "a decided run is not asked about"
+        more = await replied(client, two)
+        assert await session.confirm(more) == ["CONFIRMED"]
+        [own], [also_own] = one.sessions.opens, two.sessions.opens
+        assert own.session_id == also_own.session_id not in ("", broker.instance)
+        assert own.epoch != also_own.epoch
+        assert [await client.cancel(run) for run in (first, more)] == ["TOO_LATE"] * 2
+        assert one.cancels == two.cancels == []
+        assert await session.goodbye() == ("OK", "")
+
+
+async def test_a_run_that_was_cancelled_first_is_discarded() -> None:
+    async with connected() as (broker, client), ScriptedWorker() as worker:
+        await worker.register(broker.address)
+        session = await client.session().open(new_id())
+        known, met = await replied(client, worker), await replied(client, worker)
+        worker.cancel_lines[known] = [pb.CANCEL_OUTCOME_DISCARDED]
+        assert await client.cancel(known) == "DISCARDED"
+        assert await session.confirm(known) == ["DISCARDED"]
+        assert worker.sessions.confirms == []
+        worker.sessions.lines[met] = [DISCARDED]  # as where the cancel of another client was there first
+        assert await session.confirm(met) == ["DISCARDED"]
+        assert await client.cancel(met) == "DISCARDED"
+        assert len(worker.cancels) == 1
+
+
+async def test_what_has_not_replied_is_unknown() -> None:
+    run = new_id()
+    async with connected() as (broker, client), ScriptedWorker() as worker:
+        await worker.register(broker.address)
+        worker.script(run, Send(message("a")), WaitCancel(), CANCELLED)
+        call = client.start(run)
+        assert await call.read() == message("a")
+        session = await client.session().open(new_id())
+        assert await session.confirm(run, new_id()) == ["UNKNOWN"] * 2
+        assert await client.cancel(run) == "ABORTED"
+        await client.read_all(call)
+        assert await session.confirm(run) == ["DISCARDED"]
+
+
+async def test_two_sessions_that_confirm_the_same_run_are_both_answered() -> None:
+    async with connected() as (broker, client), ScriptedWorker() as worker:
+        await worker.register(broker.address)
+        run = await replied(client, worker)
+        worker.sessions.reading.clear()
+        one, two = await client.session().open(new_id()), await client.session().open(new_id())
+        asked = [asyncio.create_task(session.confirm(run)) for session in (one, two)]
+        await worker.until(lambda: worker.sessions.opens)
+        worker.sessions.reading.set()
+        assert await asyncio.gather(*asked) == [["CONFIRMED"]] * 2
+
+
+async def test_a_stream_that_ends_leaves_no_question_behind() -> None:
+    async with connected() as (broker, client), ScriptedWorker() as worker:
+        await worker.register(broker.address)
+        run = await replied(client, worker)
+        worker.sessions.lines[run] = [None]
+        session, mine = client.session(), new_id()
+        await session.open(mine)
+        await session.send(confirm=pb.Confirm(request_ids=[run]))
+        await worker.until(lambda: worker.sessions.confirms)
+        again = await client.session().open(mine, 2)
+        assert await session.status() == ("ABORTED", "SESSION_SUPERSEDED")
+        assert len(broker._confirmer) == 0
+        assert await again.confirm(run) == ["CONFIRMED"], "it is asked again"
+        assert worker.sessions.confirms == [run, run]
+
+
+async def test_a_broken_stream_to_the_worker_is_opened_again_and_asked_again() -> None:
+    async with connected() as (broker, client), ScriptedWorker() as worker:
+        await worker.register(broker.address)
+        run = await replied(client, worker)
+        session = await client.session().open(new_id())
+        worker.sessions.refusals = [grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.CANCELLED]
+        worker.sessions.lines[run] = [None]
+        asked = asyncio.create_task(session.confirm(run))
+        await worker.until(lambda: worker.sessions.confirms)
+        worker.sessions.break_off()
+        assert await asked == ["CONFIRMED"]
+        assert worker.sessions.confirms == [run, run]
+        epochs = [opened.epoch for opened in worker.sessions.opens]
+        assert epochs == sorted(set(epochs))
+        assert len(epochs) == 4
+
+
+async def test_a_worker_that_is_lost_answers_nothing_and_the_client_hears_that() -> None:
+    async with connected() as (broker, client), ScriptedWorker() as worker:
+        lease = await worker.register(broker.address)
+        asked, later = await replied(client, worker), await replied(client, worker)
+        session = await client.session().open(new_id())
+        worker.sessions.lines[asked] = [None]
+        answer = asyncio.create_task(session.confirm(asked))
+        await worker.until(lambda: worker.sessions.confirms)
+        await lease.close()
+        assert await answer == ["WORKER_LOST"]
+        assert await session.confirm(later) == ["WORKER_LOST"]
+        await worker.register(broker.address)  # it was only cut off
+        assert await session.confirm(asked, later) == ["CONFIRMED"] * 2
+        first, second = worker.sessions.opens
+        assert first.session_id == second.session_id
+        assert first.epoch < second.epoch
+
+
+async def test_a_silent_worker_gets_no_answer_made_up_and_holds_nobody_up() -> None:
+    clock = FakeClock()
+    async with (
+        connected(clock, lease_seconds=3600) as (broker, client),
+        ScriptedWorker() as silent,
+        ScriptedWorker() as other,
+    ):
+        lease = await silent.register(broker.address)
+        stuck = await replied(client, silent)
+        silent.sessions.lines[stuck] = [None]
+        await lease.beat(draining=True)
+        await other.register(broker.address)
+        run = await replied(client, other)
+        session = await client.session().open(new_id())
+        await session.send(confirm=pb.Confirm(request_ids=[stuck]))
+        await silent.until(lambda: silent.sessions.confirms)
+        assert await session.confirm(run) == ["CONFIRMED"]
+        await session.send(goodbye=pb.SessionGoodbye())
+        assert await client.session().open(new_id())
+        await clock.sleepers(1)
+        clock.advance(60.0 + RETENTION_MARGIN_SECONDS)
+        assert await session.status() == ("OK", ""), "a goodbye waits no longer than the window"
+
+
+async def test_a_restarted_broker_learns_of_a_run_when_its_worker_registers() -> None:
+    run, session_id = new_id(), new_id()
+    async with ScriptedWorker() as worker:
+        async with connected() as (broker, client):
+            await worker.register(broker.address)
+            await replied(client, worker, session_id, run)
+        async with connected() as (broker, client):
+            session = await client.session().open(session_id, 2)
+            assert await session.confirm(run) == ["UNKNOWN"]
+            held = registry_service_pb2.HeldRun(
+                request_id=run, session_id=session_id, state=registry_service_pb2.HELD_RUN_STATE_REPLIED
+            )
+            await worker.register(broker.address, held_runs=[held])
+            assert await session.confirm(run) == ["CONFIRMED"]
+            assert await client.cancel(run) == "TOO_LATE"

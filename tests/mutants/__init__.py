@@ -1,0 +1,1 @@
+"""Bugs that the tests must find: `python -m tests.mutants.run`."""
