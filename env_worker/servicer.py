@@ -24,6 +24,7 @@ from env_worker.request import (
 )
 from env_worker.sessions import CAPABILITY
 from env_worker.status import Refusal
+from env_worker.unread import UnreadLimit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -41,8 +42,6 @@ _M = TypeVar("_M", bound=Message)
 
 BIG_REQUEST_BYTES: Final = 256 * 1024
 """Larger requests are read in a thread."""
-UNREAD_SECONDS: Final = 5.0
-"""How long a caller has, after its run was ended, to read what is on its way to it."""
 SERVICE_NAME: Final = env_service_pb2.DESCRIPTOR.services_by_name["EnvService"].full_name
 VERSION: Final = version("envtrio")
 
@@ -99,6 +98,7 @@ class EnvServicer:
             big = len(data) > BIG_REQUEST_BYTES
             spec = await asyncio.to_thread(_read_run, *arguments) if big else _read_run(*arguments)
             run = self._runner.start(spec, port)
+            del spec
         except Refusal as refusal:
             await self._abort(context, refusal)
         except Exception as error:
@@ -106,6 +106,7 @@ class EnvServicer:
             fault = f"{type(error).__name__}: {error}; report it with the worker's log"
             await self._abort(context, Refusal(errors_pb2.ERROR_REASON_INTERNAL, fault))
         await self._drain(port, run, context)
+        del run  # the status may wait for a caller that does not read, and nothing else with it
         if port.ending is not None:
             await self._abort(context, port.ending)
 
@@ -115,17 +116,8 @@ class EnvServicer:
         carried: run.Run,
         context: grpc.aio.ServicerContext[bytes, bytes],
     ) -> None:
-        handler, timers, interrupted = asyncio.current_task(), list[asyncio.TimerHandle](), False
-        assert handler is not None
-        loop = asyncio.get_running_loop()
-
-        def interrupt() -> None:
-            nonlocal interrupted
-            interrupted = handler.cancel()
-
-        # A run was ended and its caller does not read: what is being written would stay as long as that one
-        # likes.
-        port.on_end = lambda: timers.append(loop.call_later(UNREAD_SECONDS, interrupt))
+        limit = UnreadLimit()
+        port.on_end = limit.begin
         try:
             if await port.wait_open():
                 await context.send_initial_metadata(())
@@ -133,15 +125,15 @@ class EnvServicer:
                 await context.write(data)
                 port.written()  # of the reply: settles the run, and the next thing is status OK
         except asyncio.CancelledError:
-            # Where it was we who broke off the write, the status follows, for a caller who reads after all.
-            if not interrupted or handler.uncancel():
+            if limit.cancelled():
                 raise
+            # The write was broken off. The status follows, for a caller who reads after all.
         finally:
             # Cancelled, broken or done, by whatever exception: the first settlement counts, and no await
             # before it.
             self._runner.caller_gone(carried)
-            for timer in timers:
-                timer.cancel()
+            port.on_end = None
+            limit.close()
 
     async def Cancel(
         self, data: bytes, context: grpc.aio.ServicerContext[bytes, env_service_pb2.CancelResponse]

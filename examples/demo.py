@@ -12,7 +12,7 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,34 +34,49 @@ BROKER = [
 
 
 @contextmanager
-def pool() -> Iterator[str]:
-    """A broker and two workers, at the address that it yields; ended whatever happens.
-
-    They have a session of their own, so that Ctrl-C does not reach them before the client.
-    """
-    # A Ctrl-C between the start of the process and the `try` would leave it behind.
+def running(
+    arguments: list[str], ended_by: signal.Signals, **options: Any
+) -> Iterator[subprocess.Popen[str]]:
+    """A Python process that has ended when this is left, whatever happens."""
     early: list[int] = []
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda caught, _: early.append(caught))
-    with POOL_LOG.open("w") as log:
-        broker = subprocess.Popen(
-            [sys.executable, *BROKER],
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            cwd=HERE.parent,
-            start_new_session=True,
-        )
+    # An interrupt between the start of the process and the `try` would leave it behind.
+    handle(lambda caught, _: early.append(caught))
+    process = subprocess.Popen([sys.executable, *arguments], text=True, cwd=HERE.parent, **options)
     try:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.default_int_handler)
+        handle(signal.default_int_handler)
         if early:
             raise KeyboardInterrupt
-        yield address_of(broker)
+        yield process
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
-        stop(broker)
+        handle(signal.SIG_IGN)
+        if process.poll() is None:
+            process.send_signal(ended_by)
+            try:
+                process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        handle(signal.default_int_handler)
+
+
+def handle(handler: Any) -> None:
+    """Let SIGINT and SIGTERM do that: a SIGTERM ends everything as Ctrl-C does."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, handler)
+
+
+@contextmanager
+def pool() -> Iterator[str]:
+    """A broker and two workers, at the address that it yields.
+
+    They have a session of their own, so that Ctrl-C does not reach them before the client. Workers end with
+    their broker, however it ends.
+    """
+    with (
+        POOL_LOG.open("w") as log,
+        running(BROKER, signal.SIGTERM, stdout=subprocess.PIPE, stderr=log, start_new_session=True) as broker,
+    ):
+        yield address_of(broker)
 
 
 def address_of(broker: subprocess.Popen[str]) -> str:
@@ -74,31 +89,14 @@ def address_of(broker: subprocess.Popen[str]) -> str:
     raise SystemExit(f"{POOL_LOG.read_text()}the broker ended with exit code {code} before it listened")
 
 
-def stop(broker: subprocess.Popen[str]) -> None:
-    """End the pool by its process id. A broker that does not end in time is killed; its workers follow it."""
-    broker.terminate()
-    try:
-        broker.wait(STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        broker.kill()
-        broker.wait()
-
-
 def run_client(address: str) -> int:
     """Run the tasks; the client's exit code. On Ctrl-C it cancels its runs before it ends."""
-    client = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "env_client", "run", "--broker", address, "--env", "reasoning-gym"),
-            *("--tasks", str(TASKS), "--count", "32", "--concurrency", "16", "--out", str(EPISODES)),
-        ],
-        cwd=HERE.parent,
-    )
-    try:
+    arguments = [
+        *("-m", "env_client", "run", "--broker", address, "--env", "reasoning-gym"),
+        *("--tasks", str(TASKS), "--count", "32", "--concurrency", "16", "--out", str(EPISODES)),
+    ]
+    with running(arguments, signal.SIGINT) as client:
         return client.wait()
-    except KeyboardInterrupt:
-        client.send_signal(signal.SIGINT)  # from a terminal it has got it already
-        client.wait(STOP_SECONDS)
-        raise
 
 
 def main() -> int:
@@ -116,6 +114,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    # A SIGTERM ends everything as Ctrl-C does.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    handle(signal.default_int_handler)
     sys.exit(main())

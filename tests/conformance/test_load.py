@@ -66,6 +66,7 @@ async def test_a_reader_that_does_not_read_holds_up_no_other(client: StubClient,
         async with StubClient(subject.address, subject.pipe.history) as other:
             outcome = await other.run({"turns": 20, "seed": seed})
             client.runs += other.runs
+            client.asked += other.asked
             return outcome
 
     outcomes = await asyncio.gather(*(one(seed) for seed in range(8)))

@@ -177,6 +177,7 @@ async def test_the_broker_took_the_reply_and_its_hop_to_the_client_broke() -> No
         await client.until_serving()
         run = client.start(SMALL)
         subject.client.runs.append(run.run)
+        subject.client.asked += 1
         subject.hook.in_keep[run.run] = leaves(8 * MIB, "a")
         await within(subject.runner.wait_until(lambda: subject.runner.table.open_windows == 1))
         await run.drop()
@@ -204,6 +205,7 @@ async def test_sigterm_while_keep_runs_or_after_keep_and_before_the_reply(when: 
             # The process would have left by now: what follows is for the test's own tidiness.
             stop.go()
             subject.client.runs.remove(run.run)
+            subject.client.asked -= 1
         else:
             stop.go()
             assert await stopping == []

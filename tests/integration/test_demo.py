@@ -16,22 +16,27 @@ from tests.helpers.pools import ROOT
 MARK = "ENVTRIO_TEST_DEMO"
 # Says when a process was started. In a shell's background SIGINT is ignored; here the demo must hear it.
 CODE = """
-import runpy, signal, subprocess
+import os, runpy, signal, subprocess
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 class Told(subprocess.Popen):
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
         print("started", flush=True)
+        if os.environ.get("ENVTRIO_TEST_INTERRUPT") == str(len(started)):
+            os.kill(os.getpid(), signal.SIGTERM)
+        started.append(self)
+
+started = []
 
 subprocess.Popen = Told
 runpy.run_path("examples/demo.py", run_name="__main__")
 """
 
 
-async def run_demo(mark: str) -> asyncio.subprocess.Process:
+async def run_demo(mark: str, **variables: str) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
-        sys.executable, "-c", CODE, cwd=ROOT, env={**os.environ, MARK: mark},
+        sys.executable, "-c", CODE, cwd=ROOT, env={**os.environ, MARK: mark, **variables},
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
 
@@ -62,8 +67,18 @@ async def test_interrupted_it_leaves_nothing_behind(moment: str, caught: signal.
         line = (await asyncio.wait_for(process.stdout.readline(), 30)).decode()
         assert line.startswith(expected)
     process.send_signal(caught)
-    await asyncio.wait_for(process.communicate(), 40)
+    await asyncio.wait_for(process.communicate(), 20)
     assert process.returncode == 130
+    assert marked(mark) == []
+
+
+@pytest.mark.parametrize("process", ["0", "1"], ids=["the broker", "the client"])
+async def test_interrupted_while_it_starts_a_process_it_leaves_nothing_behind(process: str) -> None:
+    mark = uuid.uuid4().hex
+    interrupted = await run_demo(mark, ENVTRIO_TEST_INTERRUPT=process)
+    # All that it started has closed its output, or this would wait for it.
+    await asyncio.wait_for(interrupted.communicate(), 20)
+    assert interrupted.returncode == 130
     assert marked(mark) == []
 
 

@@ -11,6 +11,7 @@ import pytest
 from env_broker.run_leg import UNREAD_SECONDS
 from env_broker.servicer import ContextHop, HopBrokenError
 from env_worker import servicer as worker_servicer
+from env_worker import unread
 from tests.helpers.clock import FakeClock
 from tests.helpers.raw_client import connected
 from tests.helpers.scripted_worker import Hang, ScriptedWorker, Send
@@ -45,7 +46,7 @@ class Writing:
 
 
 async def test_a_worker_frees_what_a_cancelled_client_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_servicer, "UNREAD_SECONDS", 0.0)
+    monkeypatch.setattr(unread, "UNREAD_SECONDS", 0.0)
     begun, over = asyncio.Event(), asyncio.Event()
     serve = worker_servicer.EnvServicer.Run
 

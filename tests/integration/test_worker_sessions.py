@@ -249,6 +249,7 @@ async def test_a_client_killed_before_it_confirmed_leaks_nothing() -> None:
     async with serving_worker(clock=time.monotonic) as subject:
         run, history = new_id(), subject.history
         subject.client.runs.append(run)
+        subject.client.asked += 1
         history.note(Asked, run)
         child = await asyncio.create_subprocess_exec(
             *(sys.executable, "-c", CHILD, subject.server.address, run, "a" * 32),

@@ -58,6 +58,7 @@ class SessionsMachine(RuleBasedStateMachine):
         self.sessions = SessionTable(grace_seconds=GRACE, limit=LIMIT, remember_seconds=2 * WINDOW)
         self.truth = {name: Session() for name in SESSIONS}
         self.all_runs: list[Run] = []
+        self.forgot_one = False
 
     # Sessions.
 
@@ -76,14 +77,11 @@ class SessionsMachine(RuleBasedStateMachine):
             assert lives >= LIMIT
             return
         # A full memory may have forgotten one that is over; never one that is here.
-        assert epoch > truth.epoch or not (truth.live or (remembered and self.remembered_all())), (
+        assert epoch > truth.epoch or not (truth.live or (remembered and not self.forgot_one)), (
             "broke: the highest epoch owns the session"
         )
         truth.epoch, truth.live, truth.away_since = epoch, True, None
         truth.streams.add(epoch)
-
-    def remembered_all(self) -> bool:
-        return sum(not session.live and session.epoch > 0 for session in self.truth.values()) <= LIMIT
 
     @precondition(lambda self: any(session.streams for session in self.truth.values()))
     @rule(data=st.data(), goodbye=st.booleans())
@@ -209,6 +207,11 @@ class SessionsMachine(RuleBasedStateMachine):
                     "broke: after a goodbye, and of sessions never opened, runs are left alone"
                 )
                 assert run.entry.session_id
+
+    @invariant()
+    def what_a_full_memory_forgets_does_not_come_back(self) -> None:
+        over = sum(not session.live and session.epoch > 0 for session in self.truth.values())
+        self.forgot_one = self.forgot_one or over > LIMIT
 
     @invariant()
     def confirmed_is_final(self) -> None:

@@ -117,6 +117,7 @@ async def test_after_the_reply_the_worker_holds_no_node(hooked: bool) -> None:
             assert await caller.read_on() == "OK"
         await harness.at_rest()
         await within(harness.runner.wait_until(lambda: harness.runner.slots.held == 0))
+        await environments_idle(harness)
         assert harness.runner.table.open_windows == 3
         assert nodes_alive() == before
 
@@ -150,7 +151,7 @@ class QuietHarness(Harness):
     """Records nothing, so that what is measured is the worker's."""
 
     def __init__(self) -> None:
-        self.clock = FakeClock()
+        self.clock, self.asked = FakeClock(), 0
         self.runner = Runner(WorkerSettings(), instance="0" * 32, hook=QuietHook(), clock=self.clock)
 
     async def deliver(self, count: int) -> None:
