@@ -154,7 +154,8 @@ class EnvServiceServicer(object):
         send open_run to a server without it.
 
         OK                   after `goodbye`.
-        INVALID_ARGUMENT     INVALID_REQUEST: a frame is malformed or out of order. The session is over.
+        INVALID_ARGUMENT     INVALID_REQUEST: a frame is malformed or out of order. The stream is over without a
+        goodbye, and the session's grace begins: mend the client.
         FAILED_PRECONDITION  PROTOCOL_GENERATION: upgrade the older peer.
         ABORTED              SESSION_SUPERSEDED: a higher epoch of the session owns it. Do not reconnect this one.
         RESOURCE_EXHAUSTED   TABLE_FULL: too many sessions. Open it again after RetryInfo's delay.

@@ -220,7 +220,8 @@ class EnvServiceStub(typing.Generic[_EnvServiceRunType, _EnvServiceCancelType, _
     send open_run to a server without it.
 
       OK                   after `goodbye`.
-      INVALID_ARGUMENT     INVALID_REQUEST: a frame is malformed or out of order. The session is over.
+      INVALID_ARGUMENT     INVALID_REQUEST: a frame is malformed or out of order. The stream is over without a
+                           goodbye, and the session's grace begins: mend the client.
       FAILED_PRECONDITION  PROTOCOL_GENERATION: upgrade the older peer.
       ABORTED              SESSION_SUPERSEDED: a higher epoch of the session owns it. Do not reconnect this one.
       RESOURCE_EXHAUSTED   TABLE_FULL: too many sessions. Open it again after RetryInfo's delay.
@@ -353,7 +354,8 @@ class EnvServiceServicer(metaclass=abc.ABCMeta):
         send open_run to a server without it.
 
           OK                   after `goodbye`.
-          INVALID_ARGUMENT     INVALID_REQUEST: a frame is malformed or out of order. The session is over.
+          INVALID_ARGUMENT     INVALID_REQUEST: a frame is malformed or out of order. The stream is over without a
+                               goodbye, and the session's grace begins: mend the client.
           FAILED_PRECONDITION  PROTOCOL_GENERATION: upgrade the older peer.
           ABORTED              SESSION_SUPERSEDED: a higher epoch of the session owns it. Do not reconnect this one.
           RESOURCE_EXHAUSTED   TABLE_FULL: too many sessions. Open it again after RetryInfo's delay.
