@@ -37,6 +37,7 @@ def _serve(argv: Sequence[str]) -> int:
         stream=sys.stderr,
         level=settings.log_level.upper(),
         format="time=%(asctime)s level=%(levelname)s module=%(name)s %(message)s",
+        datefmt="%Y-%m-%dT%H:%M:%S",
     )
     from env_broker.server import StartError, serve  # imports grpc, which --help can do without
 
