@@ -110,6 +110,14 @@ class ClientSessions:
                 self._canceller.lose_sessions(lost)
                 self._progress.set()
 
+    def expect(self, session_id: str) -> None:
+        """A run names this session. Where it was lost, it is lost again unless it is opened in its grace."""
+        if self.table.expect(session_id, self._clock.now()):
+            log.warning(
+                "session=%s was lost, and a run of it came; grace=%g s", short(session_id), self.table.grace
+            )
+            self._ended.set()
+
     async def settled(self) -> None:
         """Return once no session waits for its client to confirm what the broker has replied."""
         while any(

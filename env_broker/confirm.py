@@ -32,7 +32,8 @@ class Listener(Protocol):
 
 @dataclass(slots=True)
 class _Asked:
-    session: WorkerSession
+    sessions: set[WorkerSession]
+    """Those that have yet to answer: that of the worker that replied, or all where no route leads to it."""
     until: float
     listeners: list[Listener]
 
@@ -66,15 +67,16 @@ class Confirmer:
             InvalidRequestIdError: not 32 lower-case hexadecimal digits.
         """
         outcome = self._routes.confirm(request_id, self._clock.now())
-        if outcome is not None:
+        if outcome is not None and (outcome is not ConfirmOutcome.UNKNOWN or self._placed(request_id)):
             listener.answered(request_id, outcome)
         elif (asked := self._asked.get(request_id)) is not None:
             if listener not in asked.listeners:
                 asked.listeners.append(listener)
-        elif (session := self._session(request_id)) is not None:
+        elif sessions := self._whom(request_id):
             until = self._clock.now() + self._routes.window + RETENTION_MARGIN_SECONDS
-            self._asked[request_id] = _Asked(session, until, [listener])
-            session.ask(request_id)
+            self._asked[request_id] = _Asked(sessions, until, [listener])
+            for session in tuple(sessions):
+                session.ask(request_id)
         else:
             listener.answered(request_id, ConfirmOutcome.UNKNOWN)
 
@@ -98,11 +100,18 @@ class Confirmer:
         """Say goodbye to the workers, within that time."""
         await asyncio.gather(*(session.close(seconds) for session in tuple(self._sessions.values())))
 
-    def _session(self, request_id: str) -> WorkerSession | None:
+    def _placed(self, request_id: str) -> bool:
+        return self._routes.get(request_id) is not None
+
+    def _whom(self, request_id: str) -> set[WorkerSession]:
+        """Who may know: the worker that replied, or, as after a restart of this broker, any of them."""
         route = self._routes.get(request_id)
-        link = None if route is None else self._links.get(route.worker or "")
-        if link is None:
-            return None
+        if route is None:
+            return {self._session(link) for link in self._links.values()}
+        link = self._links.get(route.worker or "")
+        return set() if link is None else {self._session(link)}
+
+    def _session(self, link: WorkerLink) -> WorkerSession:
         if link not in self._sessions:
             self._sessions[link] = WorkerSession(
                 link,
@@ -114,23 +123,36 @@ class Confirmer:
             )
         return self._sessions[link]
 
-    def _heard(self, request_id: str, outcome: ConfirmOutcome) -> None:
+    def _heard(self, session: WorkerSession, request_id: str, outcome: ConfirmOutcome) -> None:
         try:
-            self._routes.confirmed(request_id, outcome, self._clock.now())
+            route = self._routes.get(request_id)
         except InvalidRequestIdError:
             return  # a worker answers what was never asked
-        if (asked := self._asked.pop(request_id, None)) is not None:
-            for listener in asked.listeners:
-                listener.answered(request_id, outcome)
+        asked = self._asked.get(request_id)
+        if route is None or self._links.get(route.worker or "") is session.link:
+            self._routes.confirmed(request_id, outcome, self._clock.now())
+        if asked is None:
+            return
+        asked.sessions.discard(session)
+        if outcome is not ConfirmOutcome.UNKNOWN or not asked.sessions:
+            self._tell(request_id, outcome)
 
     def _lost(self, link: WorkerLink, session: WorkerSession) -> None:
         """The worker is lost, which its routes know already."""
         del self._sessions[link]
         now = self._clock.now()
-        for request_id in [run for run, asked in self._asked.items() if asked.session is session]:
-            outcome = self._routes.confirm(request_id, now) or ConfirmOutcome.UNKNOWN
-            for listener in self._asked.pop(request_id).listeners:
-                listener.answered(request_id, outcome)
+        for request_id in [run for run, asked in self._asked.items() if session in asked.sessions]:
+            asked = self._asked[request_id]
+            asked.sessions.discard(session)
+            if not asked.sessions:
+                self._tell(request_id, self._routes.confirm(request_id, now) or ConfirmOutcome.UNKNOWN)
+
+    def _tell(self, request_id: str, outcome: ConfirmOutcome) -> None:
+        listeners = self._asked[request_id].listeners
+        self._forget(request_id)
+        for listener in listeners:
+            listener.answered(request_id, outcome)
 
     def _forget(self, request_id: str) -> None:
-        self._asked.pop(request_id).session.forget(request_id)
+        for session in self._asked.pop(request_id).sessions:
+            session.forget(request_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Final, Protocol
 
 import grpc.aio
@@ -29,6 +30,9 @@ SIZE_OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES + MEBIBYTE),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES + MEBIBYTE),
 )
+
+_MOST_AT_ONCE: Final = 1_024
+"""Cancels of lost sessions that are under way at once."""
 
 _CHANNEL_OPTIONS: Final = (
     *SIZE_OPTIONS,
@@ -67,6 +71,7 @@ class WorkerLink:
         self.descriptions = tuple(descriptions)
         self.lost = False
         self.legs: Final[set[Leg]] = set()
+        self.gate: Final = asyncio.Semaphore(_MOST_AT_ONCE)
         self.address: Final = worker.address
         self._channel: Final = grpc.aio.insecure_channel(worker.address, options=_CHANNEL_OPTIONS)
         # No (de)serializers: what a worker streams is never decoded here.

@@ -65,6 +65,7 @@ class Registry(RegistryServiceServicer):
         links: instance -> link of every registered worker; changed here only.
         on_change: called after the pool has changed.
         on_local: called with slot and instance of a local worker that registered.
+        on_held: called with the session_id of each run that a worker reports.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Registry(RegistryServiceServicer):
         lease_seconds: float,
         on_change: Callable[[], None],
         on_local: Callable[[str, str], None],
+        on_held: Callable[[str], None],
     ) -> None:
         self._pool: Final = pool
         self._routes: Final = routes
@@ -93,6 +95,7 @@ class Registry(RegistryServiceServicer):
         self._lease_seconds: Final = lease_seconds
         self._on_change: Final = on_change
         self._on_local: Final = on_local
+        self._on_held: Final = on_held
         self._registrations: dict[str, Registration] = {}
         self._given_up: Final = GivenUp()
 
@@ -191,6 +194,7 @@ class Registry(RegistryServiceServicer):
                 )
             except RoutesFullError as error:
                 raise Refusal("TABLE_FULL", str(error), retry_after=self._lease_seconds) from None
+            self._on_held(run.session_id)
             if due:
                 self._canceller.tell_worker(hello.instance, run.request_id, "remembered at the broker")
 

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import grpc.aio
 
-from env_broker.cancel import PassedOn, cancel_requested
+from env_broker.cancel import cancel_requested
 from env_broker.link import MAX_MESSAGE_BYTES
 from env_broker.route import DuplicateRouteError, InvalidRequestIdError, RoutesFullError
 from env_broker.run_leg import RunLeg
 from env_broker.status import BEFORE_ADMISSION, Refusal, error_reason, short
+from env_broker.worker_cancel import PassedOn
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping

@@ -97,7 +97,8 @@ class Route:
     until: float = math.inf
     """Its stream is over, and it is retained until then; infinite while the stream is open."""
     cancelled: bool = False
-    """A cancel was or is to be forwarded: the run must not be placed elsewhere."""
+    """A cancel was or is to be forwarded, or its session was lost: the run must not be placed elsewhere, and
+    a worker that has not answered about it hears of it when it registers again."""
     worker_lost: bool = False
     """Its worker is lost, after the reply passed."""
     answer: Decision | None = None
@@ -126,8 +127,10 @@ def answer(outcome: CancelOutcome, *, worker_lost: bool = False) -> Decision:
 
 def confirm_outcome(decision: Decision) -> ConfirmOutcome:
     """What a confirmation of a run is answered whose cancels are answered so."""
-    if decision.outcome is not CancelOutcome.TOO_LATE:
+    if decision.outcome in (CancelOutcome.ABORTED, CancelOutcome.DISCARDED):
         return ConfirmOutcome.DISCARDED
+    if decision.outcome is CancelOutcome.REMEMBERED and not decision.worker_lost:
+        return ConfirmOutcome.UNKNOWN
     return ConfirmOutcome.WORKER_LOST if decision.worker_lost else ConfirmOutcome.CONFIRMED
 
 

@@ -62,6 +62,8 @@ class RouteMemory:
                 break
             replied = route.state is RouteState.REPLIED
             outcome = CancelOutcome.TOO_LATE if replied else CancelOutcome.ABORTED
+            if replied and route.cancelled:
+                outcome = CancelOutcome.REMEMBERED  # no worker has said what became of it
             self._bury(route, outcome, now, worker_lost=route.worker_lost)
         self._forget(now)
 

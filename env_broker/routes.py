@@ -39,11 +39,12 @@ class RouteTable(RouteMemory):
     def lose_sessions(self, session_ids: Container[str]) -> list[str]:
         """These sessions are lost; the runs to be cancelled for them.
 
-        What a lost worker has replied cannot be asked about, and is cancelled when that worker is back.
+        All are marked: what a worker has replied that is lost, or that is lost before it has answered, is
+        cancelled when that worker is back.
         """
         runs = self.session_runs(session_ids)
         for route in runs:
-            route.cancelled |= route.worker_lost
+            route.cancelled = True
         return [route.request_id for route in runs if not route.worker_lost]
 
     def queue(self, request_id: str, session_id: str, now: float) -> bool:
@@ -171,6 +172,9 @@ class RouteTable(RouteMemory):
     def cancel(self, request_id: str, now: float) -> Decision:
         """Decide about a Cancel. Idempotent: once an outcome was answered, it is answered again.
 
+        But for REMEMBERED, and for a run of a lost worker which was to be cancelled before it was lost: that
+        worker hears of it when it is back, and its answer counts.
+
         Raises:
             InvalidRequestIdError: not 32 lower-case hexadecimal digits.
             RoutesFullError: the run is unknown and `remembered_limit` is reached; nothing is remembered.
@@ -187,6 +191,8 @@ class RouteTable(RouteMemory):
         if route.state is RouteState.QUEUED:
             self._bury(route, CancelOutcome.ABORTED, now)
             return Decision(Action.REMOVE_FROM_QUEUE, CancelOutcome.ABORTED)
+        if route.worker_lost and route.cancelled:
+            return answer_of(CancelOutcome.TOO_LATE, worker_lost=True)
         if route.worker_lost:
             return self._bury(route, CancelOutcome.TOO_LATE, now, worker_lost=True)
         route.cancelled = True
@@ -197,8 +203,10 @@ class RouteTable(RouteMemory):
         key = key_of(request_id)
         route = self._routes.get(key)
         decided = route.answer if route is not None else self._tombstones.get(key)
-        if decided is not None and decided.outcome is not None:
+        if decided is not None and decided.outcome not in (None, CancelOutcome.REMEMBERED):
             return decided.outcome
+        if decided is not None:
+            self._tombstones.amend(key, answer_of(outcome))
         if route is not None and outcome is not CancelOutcome.REMEMBERED:
             route.answer = answer_of(outcome)
             if not route.open:

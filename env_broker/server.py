@@ -144,6 +144,7 @@ class BrokerServer:
             lease_seconds=settings.lease_seconds,
             on_change=self._changed,
             on_local=self.supervisor.registered,
+            on_held=self.sessions.expect,
         )
         self._env: Final = EnvServicer(
             relay=self.relay,

@@ -11,11 +11,11 @@ from envtrio.v1 import env_service_pb2
 from envtrio.v1.pool_service_pb2_grpc import PoolServiceServicer
 from google.protobuf.message import DecodeError, Message
 
-from env_broker.cancel import PassedOn
 from env_broker.client_session import CAPABILITIES
 from env_broker.hello import PROTOCOL_GENERATION, check_generation
 from env_broker.link import MAX_MESSAGE_BYTES, MEBIBYTE
 from env_broker.status import Refusal
+from env_broker.worker_cancel import PassedOn
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Mapping
@@ -110,7 +110,9 @@ class EnvServicer:
     async def run(self, data: bytes, context: ServicerContext[bytes, bytes]) -> None:
         """Run, see env_service.proto. The request's bytes go on as they came."""
         try:
-            await self._relay.carry(_read_request(data), data, ContextHop(context))
+            request = _read_request(data)
+            self._sessions.expect(request.session_id)
+            await self._relay.carry(request, data, ContextHop(context))
         except (Refusal, PassedOn) as error:
             await _abort(context, error)
         except HopBrokenError as error:

@@ -29,10 +29,11 @@ class SessionsFullError(RuntimeError):
 
 
 class _Away(NamedTuple):
-    """A session without a stream: the epoch of its last one, and when this entry ends."""
+    """A session without a stream: the epoch of its last one, when this entry ends, whether it was lost."""
 
     epoch: int
     ends: float
+    lost: bool = False
 
 
 class SessionTable:
@@ -41,6 +42,7 @@ class SessionTable:
     Args:
         grace: seconds that a session may take to come back after its stream ended without a goodbye.
         limit: most sessions, those in their grace included; and most that are remembered when they are over.
+            Beyond it come only those of which runs came after they were lost, from what was remembered.
     """
 
     def __init__(self, *, grace: float, limit: int = 16_384) -> None:
@@ -118,16 +120,29 @@ class SessionTable:
         lost: list[str] = []
         while (ends := self.next_loss) is not None and ends <= now:
             session_id, away = self._away.popitem(last=False)
-            self._remember(session_id, away.epoch, now)
+            self._remember(session_id, away.epoch, now, lost=True)
             lost.append(session_id)
         return lost
+
+    def expect(self, session_id: str, now: float) -> bool:
+        """A run names the session. True: it was lost, so it has a grace from now, and is lost again after it.
+
+        Its client may be about to open it again; if it is not, nothing else would end that run.
+        """
+        self._forget(now)
+        over = self._over.get(session_id)
+        if over is None or not over.lost:
+            return False
+        del self._over[session_id]
+        self._away[session_id] = _Away(over.epoch, now + self.grace)
+        return True
 
     def _highest(self, session_id: str) -> int:
         gone = self._away.get(session_id) or self._over.get(session_id)
         return self._open.get(session_id) or (gone.epoch if gone else 0)
 
-    def _remember(self, session_id: str, epoch: int, now: float) -> None:
-        self._over[session_id] = _Away(epoch, now + MEMORY_SECONDS)
+    def _remember(self, session_id: str, epoch: int, now: float, *, lost: bool = False) -> None:
+        self._over[session_id] = _Away(epoch, now + MEMORY_SECONDS, lost)
         if len(self._over) > self._limit:
             self._over.popitem(last=False)
 

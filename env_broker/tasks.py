@@ -26,9 +26,13 @@ class Errands:
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def start(self, work: Coroutine[Any, Any, None], name: str) -> bool:
-        """Own `work` until it is done. False: there are too many, `work` was not begun."""
-        if len(self._tasks) >= self._limit:
+    def start(self, work: Coroutine[Any, Any, None], name: str, *, always: bool = False) -> bool:
+        """Own `work` until it is done. False: there are too many, `work` was not begun.
+
+        Args:
+            always: begin it also then, because nothing else would do it; the caller bounds it.
+        """
+        if len(self._tasks) >= self._limit and not always:
             work.close()
             log.error("errand=%s refused: %d errands are under way, the limit", name, len(self._tasks))
             return False

@@ -32,6 +32,10 @@ class Tombstones(Generic[AnswerT]):
         self._keys.append(key)
         self._ends.append(ends)
 
+    def amend(self, key: Hashable, answer: AnswerT) -> None:
+        """Another answer for a run that is remembered here, until the same end."""
+        self._answers[key] = answer
+
     def get(self, key: Hashable) -> AnswerT | None:
         """The answer for that run, or None where none is remembered."""
         return self._answers.get(key)

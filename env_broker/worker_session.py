@@ -51,7 +51,7 @@ class WorkerSession(Leg):
     Args:
         session_id: the broker's own, which no run has.
         epochs: the next stream's epoch; shared by all workers, so that it grows also when one comes back.
-        heard: called with each answer.
+        heard: called with itself and each answer.
         lost: called when the worker is lost.
     """
 
@@ -62,10 +62,10 @@ class WorkerSession(Leg):
         session_id: str,
         epochs: Iterator[int],
         clock: Clock,
-        heard: Callable[[str, ConfirmOutcome], None],
+        heard: Callable[[WorkerSession, str, ConfirmOutcome], None],
         lost: Callable[[WorkerSession], None],
     ) -> None:
-        self._link: Final = link
+        self.link: Final = link
         self._session_id: Final = session_id
         self._epochs: Final = epochs
         self._clock: Final = clock
@@ -100,7 +100,7 @@ class WorkerSession(Leg):
         await asyncio.wait({self._task}, timeout=seconds)
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-        self._link.legs.discard(self)
+        self.link.legs.discard(self)
 
     async def _run(self) -> None:
         delay = _FIRST_DELAY_SECONDS
@@ -118,7 +118,7 @@ class WorkerSession(Leg):
 
     async def _hold(self) -> bool:
         """Hold one stream to its end. Whether the worker had taken the session up."""
-        call, opened, reason = self._link.session(), False, "the worker ended it"
+        call, opened, reason = self.link.session(), False, "the worker ended it"
         try:
             opened = await self._open(call)
             if opened:
@@ -138,7 +138,7 @@ class WorkerSession(Leg):
         if not self._closing:
             log.warning(
                 "worker=%s session stream ended, unanswered=%d: %s",
-                self._link.name,
+                self.link.name,
                 len(self._waiting),
                 reason,
             )
@@ -174,10 +174,10 @@ class WorkerSession(Leg):
                 if outcome is None:
                     log.error(
                         "worker=%s run=%s confirmation answered with %d, which says nothing; upgrade it",
-                        self._link.name,
+                        self.link.name,
                         short(answer.request_id),
                         answer.outcome,
                     )
                     continue
                 self.forget(answer.request_id)
-                self._heard(answer.request_id, outcome)
+                self._heard(self, answer.request_id, outcome)

@@ -21,6 +21,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from env_client.channels import RUN_METHOD, SERVING_NAMES, open_aio_channel, open_sync_channel
 from env_client.courier import CancelCourier
 from env_client.errors import UnavailableError
+from env_client.home import Home
 from env_client.intake import Intake
 from env_client.request import (
     PROTOCOL_GENERATION,
@@ -50,7 +51,8 @@ if TYPE_CHECKING:
 class EnvClient:
     """Runs episodes on a worker or a broker. Use it as `async with EnvClient(...) as client`.
 
-    All calls belong to one event loop. The arguments are what each run gets that does not say otherwise.
+    All calls belong to one event loop, in one process: make it after a fork. The arguments are what each run
+    gets that does not say otherwise.
 
     Args:
         target: "HOST:PORT".
@@ -90,6 +92,7 @@ class EnvClient:
         self._channel: grpc.aio.Channel | None = None
         self._streams: set[EpisodeStream] = set()
         self._closed = False
+        self._home = Home()
 
     async def __aenter__(self) -> Self:
         return self
@@ -177,7 +180,6 @@ class EnvClient:
             request_id=request_id,
             group_id=group_id,
             owner=owner,
-            session_id=self._session.session_id,
         )
         limit = self._defaults.timeout if timeout is None else checked_timeout(timeout)
         intake = Intake(request, self._courier.send, self._session)
@@ -266,12 +268,12 @@ class EnvClient:
                 stream.abandon("the client was closed")
             await asyncio.to_thread(part, self._courier, self._session, timeout)
         finally:
-            if self._channel is not None:
+            if self._channel is not None and not self._home.is_foreign:
                 await self._channel.close()
 
     def _call_run(self, request: RunRequest, timeout: float | None) -> RunCall:
         channel = self._open_channel()
-        self._session.open()  # The run does not wait for it, only its confirmation does.
+        request.session_id = self._session.open()  # Only its confirmation waits for the session.
         method: Any = channel.unary_stream(
             RUN_METHOD, request_serializer=RunRequest.SerializeToString, response_deserializer=None
         )
@@ -282,6 +284,7 @@ class EnvClient:
         return EnvServiceStub(self._open_channel())
 
     def _open_channel(self) -> grpc.aio.Channel:
+        self._home.claim()
         if self._closed:
             raise RuntimeError("the client is closed: make a new EnvClient")
         if self._channel is None:

@@ -25,8 +25,10 @@ from envtrio.v1.env_service_pb2 import (
     DescribeResponse,
 )
 from envtrio.v1.env_service_pb2_grpc import EnvServiceStub
+from envtrio.v1.errors_pb2 import ErrorReason
 
 from env_client.errors import shown_id
+from env_client.home import Home
 from env_client.request import PROTOCOL_GENERATION
 from env_client.statuses import env_error
 
@@ -41,7 +43,9 @@ _ATTEMPT_SECONDS: Final = 7.0  # A broker answers within 5 s, also for a worker 
 _CAPACITY: Final = 65_536
 _EXIT_SECONDS: Final = 3.0
 _CAUSE_BYTES: Final = 256
-_BACKOFF_SECONDS: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+# No longer, so that a server that is back is told while its window lasts.
+_BACKOFF_SECONDS: Final = (0.1, 0.2, 0.5, 1.0)
+_WORKER_LOST: Final = ErrorReason.ERROR_REASON_WORKER_LOST
 # Cancel is idempotent; these say that the next attempt may fare better. All others are answers.
 _REPEATED: Final = frozenset(
     {
@@ -83,6 +87,8 @@ _Event: TypeAlias = "_Letter | _Returned | _Closing"
 class CancelCourier:
     """Sends cancels, and repeats them until a server took them or the window is over.
 
+    It belongs to the process that sent the first one; in a fork of that it sends nothing.
+
     Args:
         open_channel: makes the channel, at the first cancel.
         window_seconds: how long a cancel is repeated. None: what `Describe` says, 60 s until it does.
@@ -112,6 +118,7 @@ class CancelCourier:
         self._starting = threading.RLock()
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._home = Home()
         # The rest belongs to the thread.
         self._stub: EnvServiceStub | None = None
         self._letters: dict[str, _Letter] = {}
@@ -120,6 +127,12 @@ class CancelCourier:
 
     def send(self, request_id: str, cause: str) -> None:
         """Cancel a run. Returns at once, never raises, and may be called anywhere, `finally` included."""
+        if self._home.is_foreign:
+            _LOG.warning(
+                "run=%s: not cancelled, it belongs to the process before the fork", shown_id(request_id)
+            )
+            return
+        self._home.claim()
         short = cause.encode("utf-8", "replace")[:_CAUSE_BYTES].decode("utf-8", "ignore")
         self._events.put(_Letter(request_id, short, self._clock()))
         if self._closed:
@@ -130,6 +143,8 @@ class CancelCourier:
 
     def close(self, timeout: float) -> None:
         """Wait until each cancel was answered once, at most `timeout` seconds; then stop. Idempotent."""
+        if self._home.is_foreign:
+            return
         self._closed = True
         atexit.unregister(self._close_at_exit)
         thread = self._thread
@@ -246,8 +261,11 @@ class CancelCourier:
         error = event.future.exception()
         if error is None:
             letter.answered = True
-            outcome = event.future.result().outcome
+            answer = event.future.result()
+            outcome = answer.outcome
             _LOG.debug("run=%s: cancelled, outcome=%s", run, CancelOutcome.Name(outcome))
+            if outcome == CancelOutcome.CANCEL_OUTCOME_TOO_LATE and answer.reason == _WORKER_LOST:
+                return False  # The worker may come back, and discard what it kept.
             return outcome != CancelOutcome.CANCEL_OUTCOME_REMEMBERED
         code = error.code() if isinstance(error, grpc.Call) else None
         if code in _REPEATED:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from envtrio.v1.env_service_pb2 import RunRequest
     from envtrio.v1.episode_pb2 import Episode
 
+    from env_client.home import Home
     from env_client.session import Session
     from env_client.session_driver import Settlement, Ticket
 
@@ -65,6 +66,11 @@ class Intake:
     def is_big(self) -> bool:
         """Whether the episode is too big to be checked on an event loop."""
         return self.received_bytes > BIG_BYTES
+
+    @property
+    def home(self) -> Home:
+        """The process that the run belongs to; in a fork of it, it is neither read nor cancelled."""
+        return self._session.home
 
     def take(self, data: bytes) -> Sequence[TraceDelta]:
         """Apply one message of the stream and return its deltas.

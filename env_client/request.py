@@ -21,6 +21,7 @@ MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
 Task: TypeAlias = Mapping[str, Any]
 Sampling: TypeAlias = Mapping[str, Any] | SamplingParams
 
+_SESSION_ID_BYTES: Final = 34  # Of the field, which is set when the request leaves.
 _REQUEST_ID: Final = re.compile(r"[0-9a-f]{32}")
 _SAMPLING_FIELDS: Final = frozenset(SamplingParams.DESCRIPTOR.fields_by_name)
 
@@ -105,9 +106,8 @@ def build_request(
     request_id: str | None,
     group_id: str | None,
     owner: str | None,
-    session_id: str = "",
 ) -> RunRequest:
-    """The request of one run. What is None comes from `defaults`.
+    """The request of one run, all but its session_id. What is None comes from `defaults`.
 
     Raises:
         InvalidTaskError: the task is not a JSON object (NaN and Infinity are not JSON).
@@ -115,7 +115,7 @@ def build_request(
         MessageTooLargeError: the request is over 64 MiB; metadata "field" names its largest field.
     """
     identity = new_request_id() if request_id is None else checked_request_id(request_id)
-    request = RunRequest(request_id=identity, protocol_generation=PROTOCOL_GENERATION, session_id=session_id)
+    request = RunRequest(request_id=identity, protocol_generation=PROTOCOL_GENERATION)
     _set_text(request, "environment", _first(env, defaults.env), "env")
     _set_text(request, "group_id", group_id, "group_id")
     _set_text(request, "owner", _first(owner, defaults.owner), "owner")
@@ -211,7 +211,7 @@ def _model_endpoint(model: str | None, endpoint: str | Endpoint | None) -> Model
 
 
 def _check_size(request: RunRequest) -> None:
-    size = request.ByteSize()
+    size = request.ByteSize() + _SESSION_ID_BYTES
     if size <= MAX_MESSAGE_BYTES:
         return
     sizes = {

@@ -18,6 +18,7 @@ from envtrio.v1.env_service_pb2 import SessionRequest, SessionResponse
 from env_client.channels import SESSION_METHOD
 from env_client.confirmations import Verdict
 from env_client.errors import SessionEndedError, shown_id
+from env_client.home import Home
 from env_client.request import new_request_id
 from env_client.session_driver import Closing, SessionDriver, SessionEvent, Settlement, Ticket, Withdrawn
 
@@ -36,11 +37,16 @@ class Session:
 
     It is opened at the first run. A stream that breaks is followed by one of the next epoch, which repeats
     what was not answered. A server without sessions, or one that ends it for good, is not asked again.
+    It belongs to the process that opened it: one that was not opened before a fork is another in each child.
 
     Args:
         open_channel: makes the channel, in the session's thread.
         owns_channel: whether the session closes it.
         clock: monotonic seconds.
+
+    Attributes:
+        home: the process that opened it.
+        session_id: its id; empty until it is opened.
     """
 
     def __init__(
@@ -50,7 +56,8 @@ class Session:
         owns_channel: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.session_id: Final = new_request_id()
+        self.home: Final = Home()
+        self.session_id = ""
         self._open_channel = open_channel
         self._owns_channel = owns_channel
         self._clock = clock
@@ -61,17 +68,20 @@ class Session:
         # What whoever comes after the end gets; None until then.
         self._last_word: Settlement | None = None
 
-    def open(self) -> None:
-        """Open it, if it is not. Does not wait for the server.
+    def open(self) -> str:
+        """Open it, if it is not, and return its id. Does not wait for the server.
 
         Raises:
             SessionEndedError: the server has ended it for good.
+            RuntimeError: it was opened before this process was forked.
         """
+        self.home.claim()
         if self._thread is None:
             with self._starting:
                 self._start()
         if isinstance(self._last_word, SessionEndedError):
             raise copy.copy(self._last_word)  # Each caller has a traceback of its own.
+        return self.session_id
 
     def confirm(self, request_id: str, settle: Callable[[Settlement], object]) -> Ticket:
         """Confirm an episode that was assembled and checked; opens the session if need be.
@@ -80,7 +90,11 @@ class Session:
             request_id: the run.
             settle: called once with what it came to, in any thread; must not block or raise. A ticket that is
                 withdrawn may not be settled, or in vain.
+
+        Raises:
+            RuntimeError: it was opened before this process was forked.
         """
+        self.home.claim()
         ticket = Ticket(request_id, settle)
         self._put(ticket)
         if self._thread is None:
@@ -94,6 +108,8 @@ class Session:
 
     def close(self, timeout: float) -> None:
         """Let what waits be answered, then say goodbye, in at most `timeout` seconds. Idempotent."""
+        if self.home.is_foreign:
+            return
         with self._starting:
             if self._thread is None and self._last_word is None:
                 self._end(Verdict.UNANSWERED)
@@ -121,6 +137,8 @@ class Session:
     def _start(self) -> None:
         if self._thread is not None or self._last_word is not None:
             return
+        # Not in __init__: a session that two forks shared would be lost to both when one of them ends.
+        self.session_id = new_request_id()
         thread = threading.Thread(target=self._live, name="envtrio-session", daemon=True)
         try:
             thread.start()

@@ -119,6 +119,8 @@ class EpisodeStream:
 
     def abandon(self, cause: str) -> None:
         """End the run, unless its episode is delivered. Idempotent, does not block."""
+        if self._intake.home.is_foreign:
+            return  # The run is the parent's, and so is the connection.
         self._intake.abandon(cause)
         if self._call is not None:
             # grpc.aio does not cancel calls that are merely dropped. On a loop that is closed already it
@@ -178,6 +180,7 @@ class EpisodeStream:
 
     async def _guarded(self, work: Callable[[], Awaitable[_T]]) -> _T:
         """Do `work` within the deadline; whatever ends it otherwise ends the run at once."""
+        self._intake.home.check()
         if self._failed is not None:
             raise self._failed
         limit = asyncio.timeout_at(self._deadline)

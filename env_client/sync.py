@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import threading
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
@@ -20,6 +22,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from env_client.channels import RUN_METHOD, SERVING_NAMES, open_sync_channel
 from env_client.courier import CancelCourier
 from env_client.errors import RunDeadlineError, UnavailableError
+from env_client.home import Home
 from env_client.intake import Intake
 from env_client.request import (
     PROTOCOL_GENERATION,
@@ -47,10 +50,21 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 
+@dataclass(frozen=True, slots=True)
+class _Wire:
+    """A channel and its methods. Made together: a stub of a channel that is closed ends the process."""
+
+    channel: grpc.Channel
+    service: EnvServiceStub
+    health: Any
+    run: Any
+
+
 class SyncEnvClient:
     """Runs episodes on a worker or a broker, as `EnvClient` does, with plain calls. Use it in a `with` block.
 
-    May be used from several threads. Ctrl-C ends the run that is waited for and tells the server.
+    May be used from several threads, but of one process: make it after a fork. Ctrl-C ends the run
+    that is waited for and tells the server.
 
     Args:
         target: "HOST:PORT".
@@ -79,18 +93,20 @@ class SyncEnvClient:
         self.target = target
         self._defaults = RunDefaults(env, model, endpoint, sampling, owner, checked_timeout(timeout))
         self._owns_channel = channel is None
-        self._channel = channel or open_sync_channel(target, credentials)
-        open_channel = functools.partial(open_sync_channel, target, credentials)
-        self._courier = courier or CancelCourier(open_channel)
+        self._open_channel = functools.partial(open_sync_channel, target, credentials)
+        self._courier = courier or CancelCourier(self._open_channel)
         if channel is None:
-            self._session = session or Session(open_channel)
+            self._session = session or Session(self._open_channel)
         else:
             self._session = session or Session(lambda: channel, owns_channel=False)
-        self._stub = EnvServiceStub(self._channel)
-        self._health: Any = health_pb2_grpc.HealthStub(self._channel)
-        self._run: Any = self._channel.unary_stream(
-            RUN_METHOD, request_serializer=RunRequest.SerializeToString, response_deserializer=None
-        )
+        self._home = Home()
+        # Held while the channel is made, never while anything is waited for.
+        self._opening = threading.Lock()
+        self._closed = False
+        self._wire: _Wire | None = None
+        if channel is not None:
+            self._home.claim()  # Whoever made it has used it.
+            self._wire = _wire(channel)
 
     def __enter__(self) -> Self:
         return self
@@ -153,7 +169,6 @@ class SyncEnvClient:
             request_id=request_id,
             group_id=group_id,
             owner=owner,
-            session_id=self._session.session_id,
         )
         limit = self._defaults.timeout if timeout is None else checked_timeout(timeout)
         intake = Intake(request, self._courier.send, self._session)
@@ -162,15 +177,18 @@ class SyncEnvClient:
     def health(self, *, timeout: float = 10.0) -> str:
         """As `EnvClient.health`."""
         request = health_pb2.HealthCheckRequest()
-        return SERVING_NAMES[_translated(lambda: self._health.Check(request, timeout=timeout)).status]
+        return SERVING_NAMES[
+            _translated(lambda: self._connected().health.Check(request, timeout=timeout)).status
+        ]
 
     def wait_until_ready(self, timeout: float | None = 60.0) -> None:
         """As `EnvClient.wait_until_ready`."""
         deadline = None if timeout is None else time.monotonic() + timeout
         last = "not reached"
         left = timeout
+        health = self._connected().health
         while left is None or left > 0:
-            call = self._health.Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True, timeout=left)
+            call = health.Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True, timeout=left)
             try:
                 for answer in call:
                     last = SERVING_NAMES[answer.status]
@@ -194,7 +212,9 @@ class SyncEnvClient:
             request_id=checked_request_id(request_id), protocol_generation=PROTOCOL_GENERATION
         )
         try:
-            answer = _translated(lambda: self._stub.Cancel(request, timeout=timeout), request_id)
+            answer = _translated(
+                lambda: self._connected().service.Cancel(request, timeout=timeout), request_id
+            )
         except UnavailableError:
             self._courier.send(request_id, "")
             raise
@@ -205,19 +225,42 @@ class SyncEnvClient:
     def describe(self, *, timeout: float = 10.0) -> DescribeResponse:
         """As `EnvClient.describe`."""
         request = DescribeRequest(protocol_generation=PROTOCOL_GENERATION)
-        return _translated(lambda: self._stub.Describe(request, timeout=timeout))
+        return _translated(lambda: self._connected().service.Describe(request, timeout=timeout))
 
     def close(self, timeout: float = 5.0) -> None:
         """Let pending cancels leave, say goodbye, in at most `timeout` seconds, then disconnect."""
+        if self._home.is_foreign:
+            return
         try:
             part(self._courier, self._session, timeout)
         finally:
-            if self._owns_channel:
-                self._channel.close()
+            with self._opening:
+                self._closed, wire = True, self._wire
+            if wire is not None and self._owns_channel:
+                wire.channel.close()
 
     def _call_run(self, request: RunRequest, timeout: float | None) -> Any:
-        self._session.open()  # The run does not wait for it, only its confirmation does.
-        return self._run(request, timeout=timeout)
+        run = self._connected().run
+        # The run does not wait for the session, only its confirmation does.
+        request.session_id = self._session.open()
+        return run(request, timeout=timeout)
+
+    def _connected(self) -> _Wire:
+        self._home.claim()
+        with self._opening:
+            if self._closed:
+                raise RuntimeError("the client is closed: make a new SyncEnvClient")
+            if self._wire is None:
+                # Not in __init__: a channel does not survive a fork.
+                self._wire = _wire(self._open_channel())
+            return self._wire
+
+
+def _wire(channel: grpc.Channel) -> _Wire:
+    run: Any = channel.unary_stream(
+        RUN_METHOD, request_serializer=RunRequest.SerializeToString, response_deserializer=None
+    )
+    return _Wire(channel, EnvServiceStub(channel), health_pb2_grpc.HealthStub(channel), run)
 
 
 def _translated(call: Callable[[], _T], request_id: str = "") -> _T:

@@ -81,6 +81,8 @@ class SyncEpisodeStream:
 
     def abandon(self, cause: str) -> None:
         """End the run, unless its episode is delivered. Idempotent, does not block."""
+        if self._intake.home.is_foreign:
+            return  # The run is the parent's, and so is the connection.
         self._intake.abandon(cause)
         if self._call is not None:
             self._call.cancel()
@@ -126,6 +128,7 @@ class SyncEpisodeStream:
             raise self._intake.expired(self._timeout) from None
 
     def _guarded(self, work: Callable[[], _T]) -> _T:
+        self._intake.home.check()
         if self._failed is not None:
             raise self._failed
         try:

@@ -168,6 +168,7 @@ class Registration:
         )
         self._backoff = FIRST_BACKOFF_SECONDS
         self._registered = True
+        self._runner.registered()
         sent: dict[int, float] = {}
         beats = asyncio.create_task(self._beat(call, registered.heartbeat_seconds or 1.0, sent))
         try:

@@ -25,6 +25,7 @@ from env_worker.run import Run, RunSpec, Services
 from env_worker.slots import QueueFullError, Slots
 from env_worker.status import Refusal
 from env_worker.tasks import log_failure
+from env_worker.window_bound import WindowBound
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -34,9 +35,6 @@ if TYPE_CHECKING:
     from env_worker.port import RunPort
 
 logger = logging.getLogger(__name__)
-
-MAX_WINDOWS: Final = 10
-"""A brokered run's window waits for an acknowledged heartbeat, but not longer than so many windows."""
 
 
 class Runner:
@@ -63,8 +61,9 @@ class Runner:
         self.slots: Final = Slots(settings.max_concurrent, settings.max_queue)
         self.counters: Final[Counter[str]] = Counter()
         self.draining = False
-        self._brokered: Final = settings.broker is not None
-        self._acknowledged = float("-inf")
+        self._bound: Final = WindowBound(
+            brokered=settings.broker is not None, window_seconds=settings.late_cancel_seconds
+        )
         self._clock: Final = clock
         self._loop: Final = asyncio.get_running_loop()
         self._threads: Final = HookThreads(settings.hook_threads, settings.hook_threads)
@@ -214,11 +213,7 @@ class Runner:
 
     def expire(self) -> None:
         """Close the windows that are over. Runs by itself; a test with a clock of its own calls it."""
-        now = self._clock()
-        over = now
-        if self._brokered:
-            over = max(self._acknowledged, now - (MAX_WINDOWS - 1) * self.table.late_cancel_seconds)
-        for entry in self.table.expire(over):
+        for entry in self.table.expire(self._bound.closable(self.table.next_expiry, self._clock())):
             self.counters["expired"] += 1
             self._runs.pop(entry.request_id, None)
         if not self._runs:
@@ -229,8 +224,12 @@ class Runner:
     def heartbeat_acknowledged(self, sent_at: float) -> None:
         """The broker has answered the heartbeat of `sent_at` (seconds of the clock): it knows of what came
         before."""
-        self._acknowledged = max(self._acknowledged, sent_at)
+        self._bound.heartbeat_acknowledged(sent_at)
         self.expire()
+
+    def registered(self) -> None:
+        """A broker has registered this worker, and hears now what it missed."""
+        self._bound.registered(self._clock())
 
     def _arm_expiry(self) -> None:
         if self._expiry is not None:
@@ -238,8 +237,8 @@ class Runner:
             self._expiry = None
         if (due := self.table.next_expiry) is None:
             due = self.table.last_forgetting  # nothing else may come by which they are forgotten
-        elif self._brokered:
-            due += (MAX_WINDOWS - 1) * self.table.late_cancel_seconds
+        else:
+            due = self._bound.next_look(due)
         if due is not None:
             self._expiry = self._loop.call_later(max(0.0, due - self._clock()), self.expire)
 

@@ -98,6 +98,7 @@ class EnvServicer:
             big = len(data) > BIG_REQUEST_BYTES
             spec = await asyncio.to_thread(_read_run, *arguments) if big else _read_run(*arguments)
             run = self._runner.start(spec, port)
+            self._sessions.named(spec.session_id)
             del spec
         except Refusal as refusal:
             await self._abort(context, refusal)

@@ -14,6 +14,7 @@ from env_worker.domain.runs import ConfirmOutcome, TableFullError
 from env_worker.domain.sessions import InvalidSessionError, SessionSupersededError, SessionTable
 from env_worker.endings import full
 from env_worker.request import check_generation, check_request_id
+from env_worker.stall import Stall
 from env_worker.status import Refusal
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ logger = logging.getLogger(__name__)
 CAPABILITY: Final = "sessions"
 MAX_CONFIRMED: Final = 1_024
 """Most request_ids in one Confirm frame."""
+OPEN_SECONDS: Final = 10.0
+"""How long a stream may take to send its first frame."""
 GOODBYE_SECONDS: Final = 0.2
 """A client ends its side of the stream right behind its goodbye; one that does not is not waited for."""
 
@@ -84,11 +87,12 @@ class Sessions:
         self._loop: Final = asyncio.get_running_loop()
         self._streams: Final[dict[str, _Stream]] = {}
         self._expiry: asyncio.TimerHandle | None = None
-        self._closed = False
+        self._stall: Final = Stall()
+        self._closed: Final[asyncio.Future[None]] = self._loop.create_future()
 
     async def carry(self, context: _Context) -> None:
         """Serve one stream to its end. Returns after a goodbye; Refusal says why it ends otherwise."""
-        stream = self._open(await _read(context))
+        stream = self._open(await self._first(context))
         # Reading goes on in a task of its own, so that a newer epoch can end a stream that says nothing.
         frames = asyncio.ensure_future(self._frames(stream, context))
         try:
@@ -104,24 +108,50 @@ class Sessions:
 
     def expire(self) -> None:
         """Lose the sessions whose grace is over. Runs by itself; a test with a clock of its own calls it."""
-        for session_id in self.table.expire(self._clock()):
-            ended = self._runner.lose_session(session_id)
-            logger.info("session=%s reason=SESSION_LOST %d runs ended with it", session_id[:8], ended)
+        now = self._clock()
+        # If it was this worker that stood still, who has come back meanwhile is heard first.
+        if not self._stall.holds(self.table.next_expiry, now):
+            for session_id in self.table.expire(now):
+                ended = self._runner.lose_session(session_id)
+                logger.info("session=%s reason=SESSION_LOST %d runs ended with it", session_id[:8], ended)
         self._arm()
+
+    def named(self, session_id: str) -> None:
+        """A run of that session was admitted. If the session was lost, it must come back within a grace, or
+        this run is lost too. Call it in the same step as the admission."""
+        if self.table.named(session_id, self._clock()):
+            logger.info("session=%s was lost and has a new run, grace begins again", session_id[:8])
+            self._arm()
 
     def close(self) -> None:
         """The worker ends: so do the streams, and no session is lost for that."""
-        self._closed = True
+        if not self._closed.done():
+            self._closed.set_result(None)
         self._arm()
         for stream in self._streams.values():
             stream.end(_draining())
+
+    async def _first(self, context: _Context) -> object:
+        reading = asyncio.ensure_future(_read(context))
+        try:
+            await asyncio.wait(
+                (reading, self._closed), timeout=OPEN_SECONDS, return_when=asyncio.FIRST_COMPLETED
+            )
+            if reading.done():
+                return reading.result()
+            if self._closed.done():
+                raise _draining()
+            raise _invalid(f"no frame came within {OPEN_SECONDS:g} s; send `open` first, at once")
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
 
     def _open(self, frame: object) -> _Stream:
         if not isinstance(frame, pb.SessionRequest) or not frame.HasField("open"):
             raise _invalid("the first frame of a session must be `open`; send it first, once")
         opening = frame.open
         check_generation(opening.protocol_generation)
-        if self._closed:
+        if self._closed.done():
             raise _draining()
         try:
             self.table.open(opening.session_id, opening.epoch, self._clock())
@@ -205,8 +235,9 @@ class Sessions:
         if self._expiry is not None:
             self._expiry.cancel()
             self._expiry = None
-        if not self._closed and (due := self.table.next_expiry) is not None:
-            self._expiry = self._loop.call_later(max(0.0, due - self._clock()), self.expire)
+        if not self._closed.done() and (due := self.table.next_expiry) is not None:
+            delay = self._stall.next_look(due) - self._clock()
+            self._expiry = self._loop.call_later(max(0.0, delay), self.expire)
 
 
 async def _read(context: _Context) -> object:

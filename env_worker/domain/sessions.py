@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from typing import Final
+from typing import Final, NamedTuple
 
 from env_worker.domain.runs import TableFullError
 
@@ -27,18 +27,29 @@ class SessionSupersededError(RuntimeError):
     """An epoch that is not above the one that owns the session. Nothing was changed."""
 
 
+class _Over(NamedTuple):
+    """What is remembered of a session that is over."""
+
+    epoch: int
+    until: float
+    lost: bool
+    """It did not come back; otherwise it said goodbye."""
+
+
 class SessionTable:
     """session_id -> the epoch that owns it.
 
     A session is open while the stream of that epoch is, then waits for the next epoch until its grace is
     over, and then is lost. The end of an older epoch's stream means nothing, and after a goodbye the session
     is over without being lost. What is over leaves its epoch for a while, so that an `open` that was long
-    under way does not take the session up again.
+    under way does not take the session up again. A lost one that a run names waits for the next epoch again,
+    so that the run is lost with it if that does not come.
 
     Args:
         grace_seconds: how long a session may be without a stream.
         limit: most sessions at once, open or within their grace; also most that are over and remembered, of
-            which the oldest make room.
+            which the oldest make room. Lost ones that runs name take their room along: no more than twice
+            `limit` are known in all.
         remember_seconds: how long the epoch of a session that is over is remembered.
     """
 
@@ -55,7 +66,7 @@ class SessionTable:
         self._epochs: dict[str, int] = {}
         # In the order of their ends, since grace and memory are constant.
         self._away: OrderedDict[str, float] = OrderedDict()
-        self._over: OrderedDict[str, tuple[int, float]] = OrderedDict()
+        self._over: OrderedDict[str, _Over] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._epochs)
@@ -79,7 +90,7 @@ class SessionTable:
         """
         _check(session_id, epoch)
         self._forget(now)
-        known, _ = self._over.get(session_id, (0, 0.0))
+        known = over.epoch if (over := self._over.get(session_id)) else 0
         if (latest := self._epochs.get(session_id, known)) >= epoch:
             raise SessionSupersededError(
                 f"session {session_id[:8]} was opened with epoch {epoch}, and epoch {latest} owns it; two "
@@ -105,7 +116,17 @@ class SessionTable:
         """That epoch's stream said goodbye. True if it owned the session, which is over."""
         if self._epochs.get(session_id) != epoch:
             return False
-        self._close(session_id, now)
+        self._close(session_id, now, lost=False)
+        return True
+
+    def named(self, session_id: str, now: float) -> bool:
+        """A run was admitted that names the session. True if that was lost: a grace begins again."""
+        self._forget(now)
+        if (over := self._over.get(session_id)) is None or not over.lost:
+            return False
+        del self._over[session_id]
+        self._epochs[session_id] = over.epoch
+        self._away[session_id] = now + self.grace_seconds
         return True
 
     def expire(self, now: float) -> list[str]:
@@ -116,19 +137,19 @@ class SessionTable:
         lost: list[str] = []
         while (ends := self.next_expiry) is not None and ends <= now:
             session_id = next(iter(self._away))
-            self._close(session_id, now)
+            self._close(session_id, now, lost=True)
             lost.append(session_id)
         self._forget(now)
         return lost
 
-    def _close(self, session_id: str, now: float) -> None:
+    def _close(self, session_id: str, now: float, *, lost: bool) -> None:
         self._away.pop(session_id, None)
-        self._over[session_id] = (self._epochs.pop(session_id), now + self._remember_seconds)
+        self._over[session_id] = _Over(self._epochs.pop(session_id), now + self._remember_seconds, lost)
         if len(self._over) > self._limit:
             self._over.popitem(last=False)
 
     def _forget(self, now: float) -> None:
-        while self._over and next(iter(self._over.values()))[1] <= now:
+        while self._over and next(iter(self._over.values())).until <= now:
             self._over.popitem(last=False)
 
 

@@ -74,6 +74,11 @@ class ConfirmAnswered(Record):
 
 
 @dataclass(frozen=True, slots=True)
+class SessionLost(Record):
+    """Within the window, the session of the run went without a goodbye, for longer than its grace."""
+
+
+@dataclass(frozen=True, slots=True)
 class Returned(Record):
     """A client that confirms gave the episode to its caller."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from env_client.confirmations import Verdict
+from env_client.home import Home
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -13,10 +14,12 @@ if TYPE_CHECKING:
 class NoSession:
     """In place of a session, with a server that has none."""
 
-    session_id = ""
+    def __init__(self) -> None:
+        self.home = Home()
 
-    def open(self) -> None:
+    def open(self) -> str:
         """There is none."""
+        return ""
 
     def confirm(self, _request_id: str, settle: Callable[[Verdict], object]) -> None:
         settle(Verdict.NOT_OFFERED)

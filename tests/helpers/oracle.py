@@ -27,6 +27,7 @@ from tests.helpers.history import (
     KeepReturned,
     Passed,
     Returned,
+    SessionLost,
 )
 from tests.helpers.stream_view import counts, difference, merged, streams, submessages
 
@@ -159,7 +160,10 @@ def never_discarded_while_keeping(history: History) -> None:
 
 
 def delivered_xor_discarded(history: History, *, hooked: bool = True) -> None:
-    """Every kept episode was delivered or handed to `discard`, not both. Nothing else is discarded."""
+    """Every kept episode was delivered or handed to `discard`, not both. Nothing else is discarded.
+
+    Status OK delivers, but where the session was lost: there, only what was settled before is delivered.
+    """
     name = "DeliveredXorDiscarded"
     for run in history.runs():
         kept, discards = history.of(run, KeepBegan), history.of(run, DiscardBegan)
@@ -172,7 +176,9 @@ def delivered_xor_discarded(history: History, *, hooked: bool = True) -> None:
             _broke(name, run, f"keep saw episode {kept[0].episode_id!r}, discard {discards[0].episode_id!r}")
         if ended_ok and hooked and not kept:
             _broke(name, run, "the episode was delivered, but keep never saw it")
-        delivered = (ended_ok or outcomes & {"TOO_LATE", "CONFIRMED"}) and "DISCARDED" not in outcomes
+        settled = outcomes & {"TOO_LATE", "CONFIRMED"} or history.of(run, Returned)
+        lost = history.of(run, SessionLost)
+        delivered = (settled or (ended_ok and not lost)) and "DISCARDED" not in outcomes
         if kept and delivered and discards:
             _broke(name, run, "the episode was delivered and discarded too")
         if kept and not delivered and not discards:

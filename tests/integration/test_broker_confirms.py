@@ -80,8 +80,10 @@ async def test_what_has_not_replied_is_unknown() -> None:
         worker.script(run, Send(message("a")), WaitCancel(), CANCELLED)
         call = client.start(run)
         assert await call.read() == message("a")
-        session = await client.session().open(new_id())
-        assert await session.confirm(run, new_id()) == ["UNKNOWN"] * 2
+        session, foreign = await client.session().open(new_id()), new_id()
+        worker.sessions.lines[foreign] = [pb.CONFIRM_OUTCOME_UNKNOWN]
+        assert await session.confirm(run, foreign) == ["UNKNOWN"] * 2
+        assert worker.sessions.confirms == [foreign]
         assert await client.cancel(run) == "ABORTED"
         await client.read_all(call)
         assert await session.confirm(run) == ["DISCARDED"]
@@ -189,3 +191,31 @@ async def test_a_restarted_broker_learns_of_a_run_when_its_worker_registers() ->
             await worker.register(broker.address, held_runs=[held])
             assert await session.confirm(run) == ["CONFIRMED"]
             assert await client.cancel(run) == "TOO_LATE"
+
+
+async def test_a_restarted_broker_asks_all_workers_about_what_none_has_reported() -> None:
+    kept, taken, stuck, foreign = (new_id() for _ in range(4))
+    unknown, remembered = pb.CONFIRM_OUTCOME_UNKNOWN, pb.CANCEL_OUTCOME_REMEMBERED
+    async with connected() as (broker, client), ScriptedWorker() as one, ScriptedWorker() as two:
+        leases = [await worker.register(broker.address) for worker in (one, two)]
+        one.sessions.lines = {kept: [unknown], taken: [unknown] * 2, stuck: [None], foreign: [unknown]}
+        two.sessions.lines = {taken: [DISCARDED] * 2, stuck: [unknown], foreign: [unknown]}
+        session = await client.session().open(new_id())
+        assert await session.confirm(kept, taken, foreign) == ["CONFIRMED", "DISCARDED", "UNKNOWN"]
+        assert await session.confirm(taken) == ["DISCARDED"]
+        waits = asyncio.create_task(session.confirm(stuck))
+        await two.until(lambda: stuck in two.sessions.confirms)
+        await one.until(lambda: stuck in one.sessions.confirms)
+        assert not waits.done(), "UNKNOWN is what all of them say"
+        await leases[0].close()
+        assert await waits == ["UNKNOWN"]
+        await one.register(broker.address)
+        one.cancel_lines = {run: [remembered] for run in (kept, taken, foreign)}
+        two.cancel_lines = {
+            kept: [pb.CANCEL_OUTCOME_TOO_LATE],
+            taken: [pb.CANCEL_OUTCOME_DISCARDED],
+            foreign: [Abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "TABLE_FULL")],
+        }
+        told = [await client.cancel(run) for run in (kept, taken, foreign)]
+        assert told == ["TOO_LATE", "DISCARDED", "REMEMBERED"]
+        assert len(broker._confirmer) == 0

@@ -8,14 +8,18 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 from envtrio.v1 import env_service_pb2 as pb
+from envtrio.v1 import registry_service_pb2
 
 from env_broker.status import Refusal
+from env_broker.worker_cancel import SILENCE_SECONDS
 from tests.helpers.clock import FakeClock
 from tests.helpers.raw_client import connected, message, until_queued
 from tests.helpers.scripted_worker import Abort, Hang, ScriptedWorker, Send, WaitCancel
 from tests.helpers.stub_client import OPTIONS, new_id, reason_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from env_broker.server import BrokerServer
     from tests.helpers.raw_client import RawClient
 
@@ -37,6 +41,13 @@ async def until_away(broker: BrokerServer) -> None:
     """Wait until the broker has seen that a session's stream ended, one event-loop turn at a time."""
     async with asyncio.timeout(10):
         while broker.sessions.table.next_loss is None:  # noqa: ASYNC110  # it tells nobody
+            await asyncio.sleep(0)
+
+
+async def until(true: Callable[[], bool]) -> None:
+    """Wait for it, one event-loop turn at a time."""
+    async with asyncio.timeout(10):
+        while not true():  # noqa: ASYNC110  # it tells nobody
             await asyncio.sleep(0)
 
 
@@ -74,9 +85,66 @@ async def test_a_lost_session_has_its_runs_cancelled_and_no_others() -> None:
         assert [cancel.request_id for cancel in one.cancels] == [unconfirmed]
         assert [cancel.request_id for cancel in two.cancels] == [live]
         assert await other.confirm(untouched, bare) == ["CONFIRMED"] * 2
+        for worker in (one, two):
+            worker.sessions.lines[foreign] = [pb.CONFIRM_OUTCOME_UNKNOWN]
         assert await other.confirm(foreign) == ["UNKNOWN"]
         again = await client.session().open(mine, 2)  # too late for those, but not for others
         assert await again.confirm(confirmed) == ["CONFIRMED"]
+
+
+async def test_a_run_that_comes_after_its_session_was_lost_is_not_left_alone() -> None:
+    clock, mine = FakeClock(), new_id()
+    async with connected(clock, lease_seconds=3600) as (broker, client), ScriptedWorker() as worker:
+        await worker.register(broker.address)
+        (await client.session().open(mine)).drop()
+        await lose_what_is_away(broker, clock)
+        await until(lambda: not len(broker.sessions.table))
+        left = await replied(client, worker, mine)
+        await lose_what_is_away(broker, clock)
+        await worker.until(lambda: [cancel.request_id for cancel in worker.cancels] == [left])
+        kept = await replied(client, worker, mine)
+        again = await client.session().open(mine, 2)
+        clock.advance(60.0)
+        assert await again.confirm(kept) == ["CONFIRMED"], "a client that is back goes on"
+        assert len(worker.cancels) == 1
+
+
+async def test_a_worker_that_reports_runs_of_a_lost_session_has_them_cancelled() -> None:
+    clock, mine, run = FakeClock(), new_id(), new_id()
+    async with connected(clock, lease_seconds=3600) as (broker, client), ScriptedWorker() as worker:
+        (await client.session().open(mine)).drop()
+        await lose_what_is_away(broker, clock)
+        await until(lambda: not len(broker.sessions.table))
+        held = registry_service_pb2.HeldRun(
+            request_id=run, session_id=mine, state=registry_service_pb2.HELD_RUN_STATE_REPLIED
+        )
+        await worker.register(broker.address, held_runs=[held])
+        await lose_what_is_away(broker, clock)
+        await worker.until(lambda: [cancel.request_id for cancel in worker.cancels] == [run])
+
+
+async def test_a_silent_worker_holds_up_no_other_lost_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("env_broker.link._MOST_AT_ONCE", 1)
+    clock, mine = FakeClock(), new_id()
+    async with (
+        connected(clock, lease_seconds=3600) as (broker, client),
+        ScriptedWorker() as silent,
+        ScriptedWorker() as other,
+    ):
+        lease = await silent.register(broker.address)
+        stuck, behind = [await replied(client, silent, mine) for _ in range(2)]
+        await lease.beat(draining=True)
+        await other.register(broker.address)
+        run = await replied(client, other, mine)
+        silent.cancel_lines[stuck] = [Hang()]
+        (await client.session().open(mine)).drop()
+        await lose_what_is_away(broker, clock)
+        await other.until(lambda: [cancel.request_id for cancel in other.cancels] == [run])
+        await silent.until(lambda: [cancel.request_id for cancel in silent.cancels] == [stuck])
+        await clock.sleepers(2)  # housekeeping, and the silence
+        clock.advance(SILENCE_SECONDS)
+        # While the first waits for its next try, the second has its turn.
+        await silent.until(lambda: [cancel.request_id for cancel in silent.cancels] == [stuck, behind])
 
 
 async def test_a_session_that_comes_back_in_its_grace_goes_on() -> None:

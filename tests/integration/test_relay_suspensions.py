@@ -16,9 +16,9 @@ import grpc
 import pytest
 from envtrio.v1 import env_service_pb2 as pb
 
-from env_broker.cancel import PassedOn
 from env_broker.route import RouteState
 from env_broker.status import Refusal
+from env_broker.worker_cancel import PassedOn
 from tests.helpers.raw_client import connected, message, run_request
 from tests.helpers.scripted_worker import Abort, Admit, Reach, ScriptedWorker, Send
 from tests.helpers.stub_client import new_id

@@ -24,6 +24,7 @@ from tests.helpers.history import (
     History,
     KeepBegan,
     Returned,
+    SessionLost,
 )
 from tests.helpers.pools import ROOT, Subject, broker_subject, worker_subject
 from tests.helpers.snapshot import Snapshot
@@ -104,6 +105,7 @@ def bury(history: History, run: str) -> None:
     """Note that the caller of `run` was killed, and saw neither the status nor the answers that were due."""
     if not history.of(run, Ended):
         history.note(Ended, run, code="KILLED")
+    history.note(SessionLost, run)
     for _ in range(len(history.of(run, CancelSent)) - len(history.of(run, CancelAnswered))):
         history.note(CancelAnswered, run, outcome="KILLED")
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 from envtrio.v1 import env_service_pb2 as pb
 
+from env_worker import sessions
+from tests.helpers.runner_harness import SECONDS
 from tests.helpers.stub_client import new_id
 from tests.helpers.worker_server import serving_worker
 
@@ -44,6 +47,31 @@ async def test_no_frame_at_all() -> None:
         stream = subject.stream()
         await stream.call.done_writing()
         assert await stream.status() == INVALID
+
+
+async def test_a_stream_that_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sessions.OPEN_SECONDS == 10.0
+    monkeypatch.setattr(sessions, "OPEN_SECONDS", 0.01)
+    async with serving_worker() as subject:
+        assert await subject.stream().status() == INVALID
+        assert len(subject.server.sessions.table) == 0
+
+
+async def test_a_worker_that_ends_does_not_wait_for_a_first_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving_worker() as subject:
+        reads = asyncio.Event()
+        read = sessions._read
+
+        async def seen(context: Any) -> object:
+            reads.set()
+            return await read(context)
+
+        monkeypatch.setattr(sessions, "_read", seen)
+        silent = subject.stream()
+        await asyncio.wait_for(reads.wait(), SECONDS)
+        subject.server.sessions.close()
+        assert await silent.status() == ("UNAVAILABLE", "DRAINING")
+        subject.server.sessions.close()  # again changes nothing
 
 
 BAD_FRAMES: dict[str, list[dict[str, Any]]] = {

@@ -95,6 +95,36 @@ async def test_a_lost_session_takes_its_live_runs_and_its_replies_and_no_others(
             assert await session.goodbye() == ("OK", "")
 
 
+async def test_a_run_that_comes_after_its_session_was_lost_is_lost_with_it() -> None:
+    async with serving_worker() as subject:
+        name = "a" * 32
+        (await subject.session(name)).drop()
+        await subject.until_away()
+        subject.after(3)
+        replied = await subject.replied(name)
+        live = subject.client.start(ENDLESS, session_id=name)
+        await subject.until(lambda: subject.runner.slots.held == 1)
+        subject.after(2.9)
+        assert subject.runner.table.open_windows == 1
+        subject.after(0.1)
+        assert (await live.finish()).reason == "SESSION_LOST"
+        await subject.until_discarded(replied)
+        assert await subject.client.cancel(replied) == "DISCARDED"
+
+
+async def test_a_run_that_comes_after_its_session_was_lost_is_kept_if_that_comes_back() -> None:
+    async with serving_worker() as subject:
+        name = "a" * 32
+        (await subject.session(name)).drop()
+        await subject.until_away()
+        subject.after(3)
+        run = await subject.replied(name)
+        back = await subject.session(name, 2)
+        subject.after(3)
+        assert await back.confirm(run) == ["CONFIRMED"]
+        assert await back.goodbye() == ("OK", "")
+
+
 async def test_back_within_the_grace_it_goes_on() -> None:
     async with serving_worker() as subject:
         name = "a" * 32

@@ -39,7 +39,7 @@ BROKER: Final = (
     Mutant(
         "the last answer of a worker counts",
         ROUTES,
-        "        if decided is not None and decided.outcome is not None:",
+        "        if decided is not None and decided.outcome not in (None, CancelOutcome.REMEMBERED):",
         "        if False:",
         (
             f"{ROUTES_TESTS}::test_the_first_answer_of_a_worker_is_given_to_every_further_cancel",
@@ -90,8 +90,8 @@ BROKER: Final = (
     ),
     Mutant(
         "the broker makes up an answer for a silent worker",
-        CANCEL,
-        'raise _silent(request_id, link.name, f"did not answer in {SILENCE_SECONDS:g} s") from None\n',
+        "env_broker/worker_cancel.py",
+        'raise silent(request_id, link.name, f"did not answer in {SILENCE_SECONDS:g} s") from None\n',
         "return CancelOutcome.ABORTED\n",
         (f"{CANCEL_TESTS}::test_a_worker_that_does_not_answer_a_cancel_is_said_to_be_silent",),
     ),

@@ -61,8 +61,8 @@ BROKER_SESSIONS: Final = (
     Mutant(
         "broker: the runs of a lost session are left",
         "env_broker/cancel.py",
-        "        if runs:\n            self._errands.start(self._cancel_lost(runs)",
-        "        if False:\n            self._errands.start(self._cancel_lost(runs)",
+        "            self._errands.start(self._cancel_lost(runs), name, always=True)\n",
+        "            pass\n",
         (f"{SESSIONS_TESTS}::test_a_lost_session_has_its_runs_cancelled_and_no_others",),
     ),
     Mutant(
@@ -75,8 +75,8 @@ BROKER_SESSIONS: Final = (
     Mutant(
         "broker: a lost session's runs at a lost worker are forgotten",
         ROUTES,
-        "            route.cancelled |= route.worker_lost\n",
-        "            pass\n",
+        "            route.cancelled = True\n        return [route.request_id",
+        "            pass\n        return [route.request_id",
         (
             f"{ROUTES_TESTS}"
             "::test_what_a_lost_worker_replied_to_a_lost_session_is_cancelled_when_the_worker_is_back",

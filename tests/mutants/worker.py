@@ -10,6 +10,7 @@ LEDGER: Final = "env_worker/domain/ledger.py"
 RUNS: Final = "env_worker/domain/runs.py"
 RUNNER: Final = "env_worker/runner.py"
 RUN: Final = "env_worker/run.py"
+WINDOW_BOUND: Final = "env_worker/window_bound.py"
 LEDGER_TESTS: Final = "tests/unit/worker/ledger/test_ledger.py"
 TABLE_TESTS: Final = "tests/unit/worker/ledger/test_run_table.py"
 ENDINGS_TESTS: Final = "tests/unit/worker/test_runner_endings.py"
@@ -177,10 +178,19 @@ WORKER: Final = (
     ),
     Mutant(
         "a brokered window closes unheard",
-        RUNNER,
-        "        if self._brokered:\n            over = max(",
-        "        if False:\n            over = max(",
+        WINDOW_BOUND,
+        "        if self._brokered:\n            return max(",
+        "        if False:\n            return max(",
         (f"{HOOKS_TESTS}::test_a_brokered_window_waits_for_an_acknowledged_heartbeat_at_most_ten_windows",),
+    ),
+    Mutant(
+        "a heartbeat right behind a registration closes windows",
+        WINDOW_BOUND,
+        "        if sent_at >= self._telling_from:",
+        "        if True:",
+        (
+            f"{HOOKS_TESTS}::test_after_a_registration_heartbeats_close_no_window_until_cancels_had_their_time",
+        ),
     ),
     Mutant(
         "SIGTERM leaves live runs alone",

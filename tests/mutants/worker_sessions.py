@@ -11,6 +11,7 @@ SESSIONS: Final = "env_worker/sessions.py"
 RUNNER: Final = "env_worker/runner.py"
 TABLE_TESTS: Final = "tests/unit/worker/ledger/test_sessions.py"
 SESSIONS_TESTS: Final = "tests/integration/test_worker_sessions.py"
+STALL_TESTS: Final = "tests/unit/worker/test_stall.py"
 
 WORKER_SESSIONS: Final = (
     Mutant(
@@ -44,9 +45,37 @@ WORKER_SESSIONS: Final = (
     Mutant(
         "worker: a session that is over leaves no epoch",
         TABLE,
-        "        self._over[session_id] = (self._epochs.pop(session_id), now + self._remember_seconds)",
-        "        self._epochs.pop(session_id)",
+        "self._over[session_id] = _Over(self._epochs.pop(session_id), now + self._remember_seconds, lost)",
+        "self._epochs.pop(session_id)",
         (f"{TABLE_TESTS}::test_what_is_over_is_not_taken_up_by_an_open_that_was_long_under_way",),
+    ),
+    Mutant(
+        "worker: a run takes up a session that said goodbye",
+        TABLE,
+        "is None or not over.lost:",
+        "is None:",
+        (f"{TABLE_TESTS}::test_a_run_takes_up_no_session_that_said_goodbye_or_is_unknown_or_forgotten",),
+    ),
+    Mutant(
+        "worker: nobody hears that a run names a lost session",
+        "env_worker/servicer.py",
+        "            self._sessions.named(spec.session_id)\n",
+        "",
+        (f"{SESSIONS_TESTS}::test_a_run_that_comes_after_its_session_was_lost_is_lost_with_it",),
+    ),
+    Mutant(
+        "worker: a stall loses who came back",
+        "env_worker/stall.py",
+        "        return now < self._until",
+        "        return False",
+        (STALL_TESTS,),
+    ),
+    Mutant(
+        "worker: a stream that opens ends the hearing of the others",
+        SESSIONS,
+        "self._stall.next_look(due)",
+        "due",
+        (STALL_TESTS,),
     ),
     Mutant(
         "worker: goodbye cancels",

@@ -15,13 +15,16 @@ from hypothesis.stateful import invariant, rule
 
 from env_broker.route import CancelOutcome, ConfirmOutcome, RouteState
 from env_broker.sessions import MEMORY_SECONDS, SessionsFullError, SessionTable, SupersededError
-from tests.property.test_routes_machine import IDS, WINDOW, WORKERS, Held, Record, RoutesMachine
+from tests.property.test_routes_machine import IDS, RETAINED, WINDOW, WORKERS, Held, Record, RoutesMachine
 
 GRACE = 3.0
 SESSIONS = ["a" * 32, "b" * 32]
 
 ids = st.sampled_from(IDS)
 sessions = st.sampled_from(SESSIONS)
+WAYS = ["answered", "lost", "answer lost", "not yet"]
+"""What may become of the broker's own Cancel on its way to a worker and back."""
+ways = st.lists(st.sampled_from(WAYS), min_size=len(IDS), max_size=len(IDS))
 
 
 @dataclass
@@ -32,6 +35,7 @@ class Client:
     owner: int | None = None
     lost_at: float | None = None
     over_at: float | None = None
+    lost: bool = False
 
 
 class BrokerSessionsMachine(RoutesMachine):
@@ -71,15 +75,27 @@ class BrokerSessionsMachine(RoutesMachine):
         if ended:
             client.owner = None
             client.lost_at, client.over_at = (None, self.now) if said else (self.now + GRACE, None)
+            client.lost = False
 
-    @rule(seconds=st.sampled_from([0.0, 1.0, GRACE]))
-    def graces_run_out(self, seconds: float) -> None:
+    @rule(name=sessions)
+    def a_run_names_it(self, name: str) -> None:
+        client = self.clients[name]
+        was_lost = client.lost and client.over_at is not None and self.now < client.over_at + MEMORY_SECONDS
+        if self.sessions.expect(name, self.now):
+            assert was_lost, "broke: only a session that was lost has a grace again"
+            client.lost_at, client.over_at, client.lost = self.now + GRACE, None, False
+        elif was_lost:
+            assert len(self.sessions) + len(self.sessions._over) > 0, "broke: it makes room for others only"
+
+    @rule(seconds=st.sampled_from([0.0, 1.0, GRACE]), cancels=ways)
+    def graces_run_out(self, seconds: float, cancels: list[str]) -> None:
         self.now += seconds
         due = {n for n, c in self.clients.items() if c.lost_at is not None and c.lost_at <= self.now}
         lost = self.sessions.lost(self.now)
         assert set(lost) == due, "broke: lost is what did not come back in its grace, and no other"
         for name in lost:
-            self.clients[name].lost_at, self.clients[name].over_at = None, self.now
+            client = self.clients[name]
+            client.lost_at, client.over_at, client.lost = None, self.now, True
         runs = self.table.lose_sessions(lost)
         assert {self.session_of(run) for run in runs} <= due, "broke: others' runs are left alone"
         for name in IDS:
@@ -88,15 +104,33 @@ class BrokerSessionsMachine(RoutesMachine):
                 route is not None
                 and record is not None
                 and self.session_of(name) in due
-                and route.worker_lost
+                and route.answer is None
             ):
-                record.cancel_sent |= route.answer is None
+                record.cancel_sent = record.owed = True
         for run in runs:
-            self.cancel(run, True)
-        for name, record in self.records.items():
-            if self.session_of(name) in due and record.worker not in self.away and self.table.get(name):
-                assert record.held is not Held.LIVE, "broke: a lost session leaves no live run"
-                assert record.held is not Held.REPLIED, "broke: a lost session leaves no unconfirmed reply"
+            self.records[run].insists = True
+            self.own_cancel(run, cancels[IDS.index(run)])
+        for record in self.records.values():
+            if record.owed and not record.insists and record.worker not in self.away:
+                self.nothing_is_left(record)
+
+    @rule(request_id=ids, way=st.sampled_from(WAYS))
+    def own_cancel(self, request_id: str, way: str) -> None:
+        """One try of the broker's own Cancel of a run whose session was lost."""
+        record = self.known(request_id)
+        if record is None or not record.insists or way == "not yet":
+            return
+        route = self.table.get(request_id)
+        asks = route is not None and route.state is not RouteState.QUEUED and not route.worker_lost
+        asks = asks and route is not None and route.answer is None
+        self.cancel(request_id, way == "answered")
+        if asks and way == "answer lost" and record.worker not in self.away:
+            self.ask_worker(record)
+        record.insists = asks and (way != "answered" or record.worker in self.away)
+
+    def nothing_is_left(self, record: Record) -> None:
+        assert record.held is not Held.LIVE, "broke: a lost session leaves no live run"
+        assert record.held is not Held.REPLIED, "broke: a lost session leaves no unconfirmed reply"
 
     @rule(request_id=ids, arrives=st.booleans(), cancel_comes_between=st.booleans())
     def confirm(self, request_id: str, arrives: bool, cancel_comes_between: bool) -> None:
@@ -137,6 +171,7 @@ class BrokerSessionsMachine(RoutesMachine):
             assert outcome is record.confirmed, "broke: one outcome for all confirmations of a run"
         if outcome is ConfirmOutcome.CONFIRMED:
             over = record.over_at is not None and record.told_ok  # its retention is over, so is its window
+            assert record.held is not Held.DISCARDED, "broke: what was taken back is not confirmed"
             assert record.held is Held.DELIVERED or over, "broke: CONFIRMED is delivered for good"
             assert record.answer in (None, CancelOutcome.TOO_LATE)
         elif outcome is ConfirmOutcome.DISCARDED:
@@ -145,7 +180,8 @@ class BrokerSessionsMachine(RoutesMachine):
         elif outcome is ConfirmOutcome.WORKER_LOST:
             assert record.worker in self.away or record.over_at is not None or record.answer is not None
         else:
-            assert not record.told_ok, "broke: a reply that passed is known"
+            unanswered = record.cancel_sent and record.over_at is not None
+            assert not record.told_ok or unanswered, "broke: a reply that passed is known"
         if decided:
             record.confirmed = outcome
 
@@ -159,18 +195,24 @@ class BrokerSessionsMachine(RoutesMachine):
                     "cancel",
                     "meet",
                     "session lost",
+                    "tried again",
+                    "retention over",
                     "session back",
                     "worker lost",
                     "worker back",
                     "both away",
+                    "session, then worker",
                 ]
             ),
             min_size=1,
             max_size=5,
         ),
         way=st.booleans(),
+        cancels=ways,
     )
-    def a_reply_passes_and_then(self, request_id: str, worker: str, then: list[str], way: bool) -> None:
+    def a_reply_passes_and_then(
+        self, request_id: str, worker: str, then: list[str], way: bool, cancels: list[str]
+    ) -> None:
         """Few runs would get that far, and meet what matters, by single steps."""
         name = self.session_of(request_id) or SESSIONS[0]
         self.worker_comes_back(worker)
@@ -186,17 +228,26 @@ class BrokerSessionsMachine(RoutesMachine):
                     self.cancel_and_confirm_meet(request_id, way, not way)
                 case "session lost":
                     self.stream_ends(name, 0, False)
-                    self.graces_run_out(GRACE)
+                    self.graces_run_out(GRACE, cancels)
+                case "tried again":
+                    self.own_cancel(request_id, cancels[0])
+                case "retention over":
+                    self.time_passes(RETAINED)
                 case "session back":
                     self.stream_opens(name, 1)
                 case "worker lost":
                     self.worker_is_lost(worker)
                 case "worker back":
                     self.worker_comes_back(worker)
+                case "session, then worker":
+                    self.stream_ends(name, 0, False)
+                    self.graces_run_out(GRACE, cancels)
+                    self.worker_is_lost(worker)
+                    self.own_cancel(request_id, cancels[0])
                 case "both away":
                     self.worker_is_lost(worker)
                     self.stream_ends(name, 0, False)
-                    self.graces_run_out(GRACE)
+                    self.graces_run_out(GRACE, cancels)
                     self.worker_comes_back(worker)
 
     @rule(request_id=ids, confirm_first=st.booleans(), answers_cross=st.booleans())
@@ -229,12 +280,18 @@ class BrokerSessionsMachine(RoutesMachine):
 
     @invariant()
     def sessions_are_bounded(self) -> None:
-        assert len(self.sessions) <= 1
+        assert len(self.sessions) + len(self.sessions._over) <= 2
         assert len(self.sessions._over) <= 1
         owned = {name for name, client in self.clients.items() if client.owner is not None}
         assert self.sessions.open_sessions == owned
 
     def teardown(self) -> None:
+        for worker in WORKERS:
+            self.worker_comes_back(worker)
+        for name, record in self.records.items():
+            self.own_cancel(name, "answered")
+            if record.owed and self.known(name) is not None:
+                self.nothing_is_left(record)
         self.now += GRACE + 2 * WINDOW
         self.sessions.lost(self.now)
         assert len(self.sessions) == len(self.sessions.open_sessions)

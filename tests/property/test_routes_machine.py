@@ -53,6 +53,10 @@ class Record:
     answer: CancelOutcome | None = None
     over_at: float | None = None
     cancel_sent: bool = False
+    owed: bool = False
+    """Its session was lost while it could be taken back: it must be, if the worker can be told in time."""
+    insists: bool = False
+    """The broker's own cancel of it had no answer, and is tried again."""
     confirmed: ConfirmOutcome | None = None
 
 
@@ -201,6 +205,15 @@ class RoutesMachine(RuleBasedStateMachine):
             self.table.answered(request_id, outcome, self.now)
             if outcome is CancelOutcome.REMEMBERED:
                 return
+        if outcome is CancelOutcome.REMEMBERED:
+            assert record.cancel_sent, "broke: only of what no worker has answered nothing is known"
+            assert record.over_at is not None, "broke: a retained run is known"
+            assert record.answer is None, "broke CancelStable"
+            return
+        if decision.worker_lost and self.table.get(request_id) is not None:
+            assert record.cancel_sent, "broke: what nobody wanted to cancel stays as it was answered"
+            assert record.worker in self.away, "broke: its worker came back"
+            return  # that worker is told, and its answer counts
         assert record.answer in (None, outcome), "broke CancelStable"
         if decision.worker_lost:
             over = record.over_at is not None  # what was so at the end of its retention stays so
@@ -267,14 +280,17 @@ class RoutesMachine(RuleBasedStateMachine):
                 record.over_at, record.answer, record.confirmed = None, None, None
                 record.cancel_sent = apply
                 record.told_ok = record.held is Held.REPLIED
-            elif record.cancel_sent and record.answer is None and record.over_at is None:
+            elif record.cancel_sent and record.answer is None:
                 assert apply, "broke: a cancel that was not answered is sent again"
             if record.answer is CancelOutcome.ABORTED:
                 assert apply, "broke: what was given up is discarded when its worker comes back"
             if record.answer is CancelOutcome.TOO_LATE:
                 assert not apply, "broke: what is delivered for good is not taken back"
             if apply:
-                self.ask_worker(record)
+                outcome = self.ask_worker(record)
+                stays = self.table.answered(request_id, outcome, self.now)
+                assert record.answer in (None, stays), "broke CancelStable"
+                record.answer = stays
 
     @rule(worker=st.sampled_from(WORKERS), request_id=ids, before=st.booleans(), away=st.booleans())
     def worker_blinks(self, worker: str, request_id: str, before: bool, away: bool) -> None:
@@ -292,21 +308,26 @@ class RoutesMachine(RuleBasedStateMachine):
         self.cancel(request_id, True)
         self.reply_passes(request_id)
 
+    def note_what_is_over(self) -> None:
+        for name, record in self.records.items():
+            if record.over_at is None and self.table.get(name) is None:
+                record.over_at = self.now
+
     @rule(seconds=st.sampled_from([1.0, WINDOW / 2, RETAINED, 2 * WINDOW]))
     def time_passes(self, seconds: float) -> None:
+        self.note_what_is_over()
         self.now += seconds
         self.remembered = {name: ends for name, ends in self.remembered.items() if self.now < ends}
         self.table.expire(self.now)
         for name in IDS:
             route = self.table.get(name)
             assert route is None or route.open or self.now < route.until
+        self.note_what_is_over()
 
     @invariant()
     def memory_is_bounded(self) -> None:
         table = self.table
-        for name, record in self.records.items():
-            if record.over_at is None and table.get(name) is None:
-                record.over_at = self.now
+        self.note_what_is_over()
         assert len(table) < LIMIT + RETAINED_LIMIT
         assert len(table) + len(table._tombstones) <= KNOWN_LIMIT
         assert len(table._remembered._ends) <= REMEMBERED_LIMIT

@@ -33,6 +33,8 @@ class Session:
     """Epochs whose streams are open, old ones included."""
     live: bool = False
     """Opened, and neither lost nor over by a goodbye."""
+    lost: bool = False
+    """Over, and that because it did not come back."""
     away_since: float | None = None
     over_since: float = 0.0
 
@@ -44,6 +46,8 @@ class Run:
     replied: bool = False
     discards: int = 0
     confirmed: bool = False
+    protected: bool = False
+    """When it was admitted, its session was here, or has been here again since."""
     saw_loss: bool = False
     """Its session was lost while it was open: the one thing a session may do to it."""
 
@@ -80,7 +84,7 @@ class SessionsMachine(RuleBasedStateMachine):
         assert epoch > truth.epoch or not (truth.live or (remembered and not self.forgot_one)), (
             "broke: the highest epoch owns the session"
         )
-        truth.epoch, truth.live, truth.away_since = epoch, True, None
+        truth.epoch, truth.live, truth.lost, truth.away_since = epoch, True, False, None
         truth.streams.add(epoch)
 
     @precondition(lambda self: any(session.streams for session in self.truth.values()))
@@ -127,7 +131,7 @@ class SessionsMachine(RuleBasedStateMachine):
         assert set(lost) == due, "broke: lost is what did not come back within its grace, and nothing else"
         for name in lost:
             self.truth[name].live, self.truth[name].away_since = False, None
-            self.truth[name].over_since = self.now
+            self.truth[name].over_since, self.truth[name].lost = self.now, True
             open_before = [run for run in self.of(name) if not run.entry.settled]
             for run in open_before:
                 run.saw_loss = True
@@ -143,14 +147,27 @@ class SessionsMachine(RuleBasedStateMachine):
 
     @rule(target=runs, request_id=st.sampled_from(RUNS), name=st.sampled_from(["", *SESSIONS]))
     def admit(self, request_id: str, name: str) -> Run:
-        """Runs wait for no session: theirs may open later, or never."""
+        """Runs wait for no session: theirs may open later, or never. One that was lost waits again."""
         try:
             run = Run(self.table.admit(request_id, name, self.now))
         except DuplicateRequestError:
             return next(run for run in reversed(self.all_runs) if run.entry.request_id == request_id)
         self.all_runs.append(run)
         self.discard_if_due(run)
+        if (truth := self.truth.get(name)) is not None:
+            self.a_run_names(name, truth)
+            run.protected = truth.live
+        else:
+            assert not self.sessions.named(name, self.now)
         return run
+
+    def a_run_names(self, name: str, truth: Session) -> None:
+        remembered = truth.lost and self.now < truth.over_since + 2 * WINDOW
+        named = self.sessions.named(name, self.now)
+        assert remembered or not named, "broke: what is here, said goodbye or is unknown is not taken up"
+        assert named or not remembered or self.forgot_one, "broke: a run of a lost session is protected"
+        if named:
+            truth.live, truth.lost, truth.away_since = True, False, self.now
 
     @rule(run=runs, steps=st.integers(1, 4))
     def run_goes_on(self, run: Run, steps: int) -> None:
@@ -209,6 +226,12 @@ class SessionsMachine(RuleBasedStateMachine):
                 assert run.entry.session_id
 
     @invariant()
+    def what_names_a_lost_session_is_ended(self) -> None:
+        for run in self.all_runs:
+            if run.protected and self.truth[run.entry.session_id].lost:
+                assert run.entry.settled, "broke: a dead client leaks nothing"
+
+    @invariant()
     def what_a_full_memory_forgets_does_not_come_back(self) -> None:
         over = sum(not session.live and session.epoch > 0 for session in self.truth.values())
         self.forgot_one = self.forgot_one or over > LIMIT
@@ -229,7 +252,8 @@ class SessionsMachine(RuleBasedStateMachine):
     def the_tables_are_what_happened(self) -> None:
         for name, truth in self.truth.items():
             assert self.sessions.owner(name) == (truth.epoch if truth.live else None)
-        assert len(self.sessions) == sum(truth.live for truth in self.truth.values()) <= LIMIT
+        assert len(self.sessions) == sum(truth.live for truth in self.truth.values())
+        assert len(self.sessions) + len(self.sessions._over) <= 2 * LIMIT
         away = [
             truth.away_since for truth in self.truth.values() if truth.live and truth.away_since is not None
         ]

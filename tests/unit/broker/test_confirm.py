@@ -141,7 +141,8 @@ async def test_answers_that_say_nothing_are_passed_over() -> None:
         now.confirmer.confirm(B, one)
         assert await one.of(B) == ["CONFIRMED"]
         assert len(now.confirmer) == 1
-        now.confirmer._heard("not an id", ConfirmOutcome.CONFIRMED)
+        [session] = now.confirmer._sessions.values()
+        now.confirmer._heard(session, "not an id", ConfirmOutcome.CONFIRMED)
 
 
 async def test_what_is_never_answered_is_given_up_when_its_window_is_over() -> None:

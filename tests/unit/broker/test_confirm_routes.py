@@ -122,6 +122,17 @@ def test_a_window_that_is_over_counts_as_a_confirmation() -> None:
     assert table.confirm(A, RETAINED) is CONFIRMED
 
 
+@pytest.mark.parametrize("lost", [False, True])
+def test_of_a_cancel_that_no_worker_answered_nothing_is_made_up(lost: bool) -> None:
+    table = RouteTable()
+    replied(table)
+    table.cancel(A, 1.0)  # the worker discarded it, and its answer did not come
+    if lost:
+        table.lose("w1", 2.0)
+    table.expire(RETAINED)
+    assert table.confirm(A, RETAINED) is (WORKER_LOST if lost else UNKNOWN)
+
+
 def test_of_a_lost_worker_nothing_is_made_up() -> None:
     table = RouteTable()
     replied(table, A)
@@ -168,3 +179,16 @@ def test_what_a_lost_worker_replied_to_a_lost_session_is_cancelled_when_the_work
     assert table.lose_sessions({SESSION}) == []
     table.returned("w1")
     assert table.adopt(A, SESSION, "w1", 2.0, replied=True, window=WINDOW)
+
+
+def test_what_a_worker_that_is_lost_after_the_session_has_replied_is_cancelled_when_it_is_back() -> None:
+    table = RouteTable()
+    replied(table, A)
+    assert table.lose_sessions({SESSION}) == [A]
+    table.lose("w1", 1.0)  # before it has answered the broker's Cancel, which is tried again
+    assert table.cancel(A, 2.0) == answer(CancelOutcome.TOO_LATE, worker_lost=True)
+    assert table.confirm(A, 2.0) is WORKER_LOST
+    table.returned("w1")
+    assert table.adopt(A, SESSION, "w1", 3.0, replied=True, window=WINDOW)
+    table.answered(A, CancelOutcome.DISCARDED, 3.0)
+    assert table.cancel(A, 4.0) == answer(CancelOutcome.DISCARDED)

@@ -116,3 +116,25 @@ async def test_a_worker_that_has_left_again_is_not_told() -> None:
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert len(scene.errands) == 0
+
+
+async def test_what_nothing_else_would_do_is_begun_beyond_the_limit() -> None:
+    done: list[str] = []
+
+    async def work(name: str) -> None:
+        done.append(name)
+
+    errands = Errands(limit=0)
+    assert not errands.start(work("refused"), "a test")
+    assert errands.start(work("begun"), "a test", always=True)
+    await errands.close(10)
+    assert done == ["begun"]
+
+
+async def test_a_lost_sessions_runs_are_cancelled_where_there_are_too_many_errands() -> None:
+    scene, run, session = Scene(RouteTable()), new_id(), new_id()
+    scene.errands._limit = 0  # type: ignore[misc]
+    scene.routes.queue(run, session, 0.0)
+    scene.canceller.lose_sessions({session})
+    await scene.errands.close(10)
+    assert scene.routes.get(run) is None

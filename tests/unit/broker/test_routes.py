@@ -78,8 +78,10 @@ def test_a_replied_route_is_retained_for_the_window_and_ten_seconds() -> None:
     replied(table, A)
     table.expire(RETAINED - 0.001)
     assert table.cancel(A, RETAINED) == TO_W1
+    replied(table, B)
     table.expire(RETAINED)
-    assert table.cancel(A, RETAINED) == TOO_LATE
+    assert table.cancel(B, RETAINED) == TOO_LATE
+    assert table.cancel(A, RETAINED).outcome is CancelOutcome.REMEMBERED, "the worker never answered"
     table.expire(RETAINED + 2 * WINDOW)
     assert table.cancel(A, RETAINED + 2 * WINDOW) == REMEMBER
 
@@ -109,6 +111,14 @@ def test_the_first_answer_of_a_worker_is_given_to_every_further_cancel(outcome: 
     assert table.cancel(A, 4.0) == expected
     table.expire(RETAINED)
     assert table.cancel(A, RETAINED) == expected
+
+
+def test_a_live_run_that_was_answered_about_is_not_asked_about_again() -> None:
+    table = RouteTable()
+    placed(table, A)
+    table.cancel(A, 1.0)
+    table.answered(A, CancelOutcome.ABORTED, 1.0)
+    assert table.cancel(A, 2.0) == Decision(Action.ANSWER, CancelOutcome.ABORTED)
 
 
 def test_a_worker_that_only_remembers_is_asked_again() -> None:
@@ -297,7 +307,23 @@ def test_a_cancel_whose_forwarding_was_not_answered_is_sent_again_when_the_worke
     replied(table, A)
     table.cancel(A, 1.0)
     table.lose("w1", 2.0)
+    assert table.cancel(A, 2.5) == LOST_AFTER, "what the caller hears until then"
     assert table.adopt(A, "", "w1", 3.0, replied=True, window=WINDOW)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_cancel_that_no_worker_answered_outlives_its_route(lost: bool) -> None:
+    table = RouteTable()
+    replied(table, A)
+    table.cancel(A, 1.0)
+    if lost:
+        table.lose("w1", 2.0)
+    table.expire(RETAINED)
+    assert table.cancel(A, RETAINED).outcome is CancelOutcome.REMEMBERED
+    table.returned("w1")
+    assert table.adopt(A, "", "w1", RETAINED, replied=True, window=WINDOW)
+    assert table.answered(A, CancelOutcome.DISCARDED, RETAINED) is CancelOutcome.DISCARDED
+    assert table.cancel(A, RETAINED) == DISCARDED
 
 
 def test_an_id_that_was_sent_again_elsewhere_leaves_the_old_live_run_to_be_cancelled() -> None:

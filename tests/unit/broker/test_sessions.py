@@ -126,3 +126,32 @@ def test_malformed_opens_are_refused(session_id: str, epoch: int) -> None:
     with pytest.raises(InvalidSessionError):
         sessions.open(session_id, epoch, 0.0)
     assert len(sessions) == 0
+
+
+def test_a_run_of_a_lost_session_gives_it_a_grace_and_its_epoch_stays() -> None:
+    sessions = table()
+    sessions.open(A, 5, 0.0)
+    assert not sessions.expect(A, 0.0), "it is open"
+    sessions.end(A, 5, 0.0)
+    assert not sessions.expect(A, 1.0), "its grace is not over"
+    assert sessions.lost(GRACE) == [A]
+    assert sessions.expect(A, 10.0)
+    assert not sessions.expect(A, 11.0)
+    assert sessions.next_loss == 10.0 + GRACE
+    with pytest.raises(SupersededError):
+        sessions.open(A, 5, 11.0)
+    assert sessions.lost(10.0 + GRACE) == [A], "it is lost again"
+    assert sessions.expect(A, 20.0)
+    sessions.open(A, 6, 21.0)
+    assert sessions.lost(99.0) == []
+
+
+def test_a_run_of_a_session_that_said_goodbye_or_was_never_seen_gives_none() -> None:
+    sessions = table()
+    sessions.open(A, 1, 0.0)
+    sessions.goodbye(A, 1, 0.0)
+    sessions.open(B, 1, 0.0)
+    sessions.end(B, 1, 0.0)
+    assert sessions.lost(GRACE) == [B]
+    assert [sessions.expect(name, GRACE + MEMORY_SECONDS) for name in (A, B, C)] == [False] * 3
+    assert sessions.next_loss is None

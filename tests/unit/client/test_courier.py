@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import logging
-import queue
 import threading
-from concurrent.futures import Future
-from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
-from envtrio.v1.env_service_pb2 import CancelOutcome, CancelResponse, DescribeResponse
+from envtrio.v1.env_service_pb2 import CancelOutcome
 
+from env_client import courier as courier_module
 from env_client.channels import open_sync_channel
 from env_client.courier import CancelCourier
 from tests.helpers.scripted_end import End
@@ -203,75 +201,8 @@ def test_where_no_thread_starts_any_more_it_says_so(
     assert "a cancel could not leave" in caplog.text
 
 
-class HandChannel:
-    """A channel whose calls the test answers by hand, in the order that it likes."""
-
-    def __init__(self) -> None:
-        self._calls: dict[str, queue.SimpleQueue[tuple[Any, Future[Any]]]] = {
-            "Cancel": queue.SimpleQueue(),
-            "Describe": queue.SimpleQueue(),
-        }
-
-    def take(self, method: str) -> tuple[Any, Future[Any]]:
-        """The oldest call that was not taken, and the future of its answer."""
-        return self._calls[method].get(timeout=EVENT_SECONDS)
-
-    def unary_unary(self, method: str, *_args: Any, **_options: Any) -> Any:
-        calls = self._calls[method.rpartition("/")[2]]
-
-        def future(request: Any, timeout: float) -> Future[Any]:
-            assert timeout > 0
-            answer: Future[Any] = Future()
-            calls.put((request, answer))
-            return answer
-
-        return SimpleNamespace(future=future)
-
-    def unary_stream(self, *_args: Any, **_options: Any) -> None:
-        """Not used."""
-
-    stream_stream = unary_stream
-
-    def close(self) -> None:
-        """Nothing to close."""
-
-
-def test_the_window_is_what_the_server_describes() -> None:
-    channel: Any = HandChannel()
-    courier = CancelCourier(lambda: channel, backoff_seconds=(1000.0,))
-    courier.send(A, "")
-    _, described = channel.take("Describe")
-    described.set_result(DescribeResponse(late_cancel_seconds=0.0))
-    # With a window of 0 it is over at once; with the default it would now wait for 1000 s, still carried.
-    request, answer = channel.take("Cancel")
-    assert request.request_id == A
-    answer.set_result(CancelResponse(outcome=REMEMBERED))
-    courier.send(A, "again, for it was let go")
-    request, answer = channel.take("Cancel")
-    assert request.cause == "again, for it was let go"
-    answer.set_result(CancelResponse(outcome=ABORTED))
-    courier.close(5)
-
-
-def test_a_call_that_was_cancelled_is_repeated() -> None:
-    channel: Any = HandChannel()
-    courier = CancelCourier(lambda: channel, backoff_seconds=(0.0,), window_seconds=60.0)
-    courier.send(A, "")
-    _, answer = channel.take("Cancel")
-    answer.cancel()
-    _, answer = channel.take("Cancel")
-    answer.set_result(CancelResponse(outcome=ABORTED))
-    courier.close(5)
-
-
-def test_a_server_that_does_not_describe_itself_leaves_the_default() -> None:
-    channel: Any = HandChannel()
-    courier = CancelCourier(lambda: channel, backoff_seconds=(0.0,))
-    courier.send(A, "")
-    channel.take("Describe")[1].cancel()
-    channel.take("Cancel")[1].set_result(CancelResponse(outcome=REMEMBERED))
-    channel.take("Cancel")[1].set_result(CancelResponse(outcome=ABORTED))
-    courier.close(5)
+def test_a_server_that_is_back_is_told_within_a_second() -> None:
+    assert max(courier_module._BACKOFF_SECONDS) <= 1.0
 
 
 @pytest.fixture(autouse=True)

@@ -58,6 +58,12 @@ def test_a_confirmation_that_waits_is_withdrawn_and_the_run_cancelled_once(world
     assert world.sent == ["confirm", "withdraw", "cancel"]
 
 
+def test_only_the_session_settles_a_confirmation(world: World) -> None:
+    settled: list[Settlement] = []
+    world.intake.confirm(settled.append)
+    assert (settled, world.sent) == ([], ["confirm"])
+
+
 @pytest.mark.parametrize("settlement", [Verdict.CONFIRMED, Verdict.UNANSWERED])
 def test_what_was_abandoned_is_not_delivered_whatever_is_answered(
     world: World, settlement: Settlement

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from envtrio.v1 import episode_pb2
@@ -22,6 +23,7 @@ from tests.helpers.history import (
     KeepBegan,
     KeepRaised,
     KeepReturned,
+    SessionLost,
 )
 from tests.helpers.oracle import GuaranteeBroken
 from tests.helpers.snapshot import Snapshot
@@ -110,6 +112,22 @@ def test_delivered_xor_discarded_holds(history: History) -> None:
 def test_delivered_xor_discarded_broken(history: History, what: str) -> None:
     with pytest.raises(GuaranteeBroken, match=f"broke DeliveredXorDiscarded: .*{what}"):
         oracle.delivered_xor_discarded(history)
+
+
+def test_a_reply_to_a_lost_session_is_no_delivery() -> None:
+    def lost(**fields: Any) -> History:
+        history = run_history(**fields)
+        history.note(SessionLost, RUN)
+        return history
+
+    oracle.delivered_xor_discarded(lost(discarded=True))
+    oracle.delivered_xor_discarded(lost(confirms=("CONFIRMED",)))
+    oracle.delivered_xor_discarded(lost(cancels=("TOO_LATE",)))
+    oracle.delivered_xor_discarded(lost(code="CANCELLED", kept=False))
+    with pytest.raises(GuaranteeBroken, match="never discarded"):
+        oracle.delivered_xor_discarded(lost())
+    with pytest.raises(GuaranteeBroken, match="delivered and discarded"):
+        oracle.delivered_xor_discarded(lost(confirms=("CONFIRMED",), discarded=True))
 
 
 def test_without_a_hook_nothing_is_kept() -> None:

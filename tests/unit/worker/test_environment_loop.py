@@ -86,16 +86,19 @@ async def test_a_cancel_is_done_when_the_coroutine_has_ended(loop: EnvironmentLo
 
 
 async def test_a_cancel_before_the_first_step_ends_it_too(loop: EnvironmentLoop) -> None:
-    go, began = threading.Event(), False
+    blocking, go, began = threading.Event(), threading.Event(), False
 
     async def block() -> None:
+        blocking.set()
         go.wait(5)
 
     async def play() -> None:
         nonlocal began
         began = True
 
-    blocked, outcome = loop.submit(block()), loop.submit(play())
+    blocked = loop.submit(block())
+    assert await asyncio.to_thread(blocking.wait, 5)
+    outcome = loop.submit(play())
     loop.cancel(outcome)
     go.set()
     assert await ended(blocked) is None

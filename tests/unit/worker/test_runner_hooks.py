@@ -161,6 +161,41 @@ async def test_a_brokered_window_waits_for_an_acknowledged_heartbeat_at_most_ten
         assert harness.runner.table.open_windows == 0
 
 
+async def test_after_a_registration_heartbeats_close_no_window_until_cancels_had_their_time() -> None:
+    async with running(late_cancel_seconds=60, broker="127.0.0.1:1") as harness:
+        callers = [harness.ask(one_turn) for _ in range(2)]
+        for caller in callers:
+            assert await caller.read_on() == "OK"
+        harness.clock.advance(61)  # the broker stood still
+        harness.runner.registered()
+        for _ in range(2):
+            harness.runner.heartbeat_acknowledged(harness.clock())
+            assert harness.runner.table.open_windows == 2
+            harness.clock.advance(4.9)
+        assert harness.cancel(callers[0].id) == "DISCARDED", "it was under way for so long"
+        harness.clock.advance(0.2)
+        harness.runner.heartbeat_acknowledged(harness.clock() - 0.2)
+        assert harness.runner.table.open_windows == 1, "it left before"
+        harness.runner.heartbeat_acknowledged(harness.clock())
+        assert harness.runner.table.open_windows == 0
+        assert harness.cancel(callers[1].id) == "TOO_LATE"
+
+
+async def test_however_often_it_registers_ten_windows_are_the_most() -> None:
+    async with running(late_cancel_seconds=60, broker="127.0.0.1:1") as harness:
+        caller = harness.ask(one_turn)
+        assert await caller.read_on() == "OK"
+        for _ in range(99):
+            harness.clock.advance(6)
+            harness.runner.registered()
+            harness.runner.heartbeat_acknowledged(harness.clock())
+        assert harness.runner.table.open_windows == 1
+        harness.clock.advance(6)
+        harness.runner.registered()
+        harness.runner.expire()
+        assert harness.runner.table.open_windows == 0
+
+
 async def test_what_the_broker_gave_up_is_discarded() -> None:
     async with running() as harness:
         caller = harness.ask(one_turn)

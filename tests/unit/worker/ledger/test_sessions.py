@@ -127,6 +127,50 @@ def test_what_is_over_is_forgotten_after_a_while() -> None:
     assert sessions.owner(A) == 1
 
 
+def test_a_lost_session_that_a_run_names_is_lost_again_unless_it_comes_back() -> None:
+    sessions = table()
+    sessions.open(A, 3, 0.0)
+    sessions.stream_ended(A, 3, 0.0)
+    assert not sessions.named(A, 1.0), "within its grace it waits already"
+    assert sessions.expire(GRACE) == [A]
+    assert sessions.named(A, 10.0)
+    assert not sessions.named(A, 11.0), "the next run lengthens no grace"
+    assert (sessions.owner(A), sessions.next_expiry) == (3, 10.0 + GRACE)
+    with pytest.raises(SessionSupersededError):
+        sessions.open(A, 3, 11.0)
+    assert sessions.expire(10.0 + GRACE) == [A]
+    assert sessions.named(A, 20.0)
+    sessions.open(A, 4, 21.0)
+    assert (sessions.owner(A), sessions.next_expiry, sessions.expire(1e9)) == (4, None, [])
+
+
+def test_a_run_takes_up_no_session_that_said_goodbye_or_is_unknown_or_forgotten() -> None:
+    sessions = table()
+    for name in (A, B):
+        sessions.open(name, 1, 0.0)
+    sessions.goodbye(A, 1, 0.0)
+    sessions.stream_ended(B, 1, 0.0)
+    assert sessions.expire(GRACE) == [B]
+    assert not any(sessions.named(name, 10.0) for name in ("", A, C))
+    assert not sessions.named(B, GRACE + 120.0), "its epoch is forgotten"
+    assert (len(sessions), sessions.next_expiry) == (0, None)
+
+
+def test_a_lost_session_that_a_run_names_takes_its_room_along() -> None:
+    sessions = table(limit=1)
+    sessions.open(A, 1, 0.0)
+    sessions.stream_ended(A, 1, 0.0)
+    assert sessions.expire(GRACE) == [A]
+    sessions.open(B, 1, GRACE)
+    assert sessions.named(A, GRACE)
+    with pytest.raises(TableFullError):
+        sessions.open(C, 1, GRACE)
+    sessions.stream_ended(B, 1, GRACE)
+    assert sessions.expire(2 * GRACE) == [A, B]
+    assert sessions.named(B, 7.0)
+    assert not sessions.named(A, 7.0), "the oldest made room"
+
+
 @pytest.mark.parametrize("bad", ["", "abc", A.upper(), A + "0", A + "\n", "g" * 32])
 def test_a_malformed_id_is_refused(bad: str) -> None:
     sessions = table()
