@@ -25,6 +25,16 @@ def test_what_came_together_leaves_together(table: Confirmations) -> None:
     assert table.take_batch(0.0) == []
 
 
+def test_it_says_whether_a_frame_would_have_any(table: Confirmations) -> None:
+    assert not table.has_ready(0.0)
+    table.add(A, 0.0)
+    assert table.has_ready(0.0)
+    table.take_batch(0.0)
+    assert not table.has_ready(0.0)
+    table.disconnected()
+    assert table.has_ready(0.0), "what was not answered is sent again"
+
+
 def test_a_frame_has_an_end(table: Confirmations) -> None:
     ids = [f"{number:032x}" for number in range(MAX_BATCH + 1)]
     for request_id in ids:
