@@ -29,6 +29,9 @@ SMALL = {"turns": 1, "tokens_per_turn": 5, "layers": 1, "top_k": 1}
 ENDLESS = {"turns": 1, "turn_seconds": 600}
 
 
+STEP_SECONDS = 0.25
+
+
 class FailingEnvironment:
     """Raises before its first trace. Served as "failing"."""
 
@@ -114,10 +117,15 @@ class WorkerSubject:
         await self.until(lambda: self.server.sessions.table.next_expiry is not None)
 
     def after(self, seconds: float) -> None:
-        """Let time pass, windows close, and sessions be lost."""
-        self.clock.advance(seconds)
-        self.runner.expire()
-        self.server.sessions.expire()
+        """Let time pass, windows close, and sessions be lost.
+
+        In steps: a worker whose clock leaps has stood still, and puts off what is due.
+        """
+        whole, rest = divmod(seconds, STEP_SECONDS)
+        for step in (*([STEP_SECONDS] * int(whole)), rest):
+            self.clock.advance(step)
+            self.runner.expire()
+            self.server.sessions.expire()
 
     async def until_discarded(self, run: str) -> None:
         """Wait until its discard has come to its end."""

@@ -24,8 +24,8 @@ WORKER_SESSIONS: Final = (
     Mutant(
         "worker: the grace is ignored",
         TABLE,
-        "        self._away[session_id] = now + self.grace_seconds",
-        "        self._away[session_id] = now",
+        "            return False\n        self._away[session_id] = now + self.grace_seconds",
+        "            return False\n        self._away[session_id] = now",
         (f"{TABLE_TESTS}::test_a_session_that_does_not_come_back_is_lost_once",),
     ),
     Mutant(
