@@ -151,6 +151,7 @@ class Runner:
         if self.table.open_windows < open_windows:
             self.counters["confirmed"] += 1
             self._runs.pop(request_id, None)
+            logger.debug("run=%s reason=CONFIRM state=CONFIRMED", request_id[:8])
             self._changed.set()
             self._arm_expiry()
         return outcome
@@ -215,6 +216,7 @@ class Runner:
         """Close the windows that are over. Runs by itself; a test with a clock of its own calls it."""
         for entry in self.table.expire(self._bound.closable(self.table.next_expiry, self._clock())):
             self.counters["expired"] += 1
+            logger.debug("run=%s reason=EXPIRE state=EXPIRED", entry.request_id[:8])
             self._runs.pop(entry.request_id, None)
         if not self._runs:
             self._runs.clear()  # an empty dict still has the room of its busiest time

@@ -163,7 +163,9 @@ class EnvServiceStub(typing.Generic[_EnvServiceRunType, _EnvServiceCancelType, _
                            a Cancel, which would end it.
       FAILED_PRECONDITION  PROTOCOL_GENERATION: upgrade the older peer.
       RESOURCE_EXHAUSTED   QUEUE_FULL, TABLE_FULL, ARRAY_BUDGET: wait as long as RetryInfo says, send it again
-                           under a new request_id. MESSAGE_TOO_LARGE: make the named field smaller.
+                           under a new request_id. MESSAGE_TOO_LARGE: make the named field smaller. (A request
+                           that is too large even to be received is refused by gRPC itself, with both sizes in
+                           the message and without an ErrorInfo.)
       CANCELLED            CANCEL_REQUESTED, CALLER_LOST, SESSION_LOST: the run was ended, nothing is kept.
       DEADLINE_EXCEEDED    DEADLINE: as CANCELLED. A client's own gRPC may say this without an ErrorInfo.
       UNAVAILABLE          NOT_ADMITTED: nothing happened, send it again. WORKER_LOST: the run may have had
@@ -282,7 +284,9 @@ class EnvServiceServicer(metaclass=abc.ABCMeta):
                                a Cancel, which would end it.
           FAILED_PRECONDITION  PROTOCOL_GENERATION: upgrade the older peer.
           RESOURCE_EXHAUSTED   QUEUE_FULL, TABLE_FULL, ARRAY_BUDGET: wait as long as RetryInfo says, send it again
-                               under a new request_id. MESSAGE_TOO_LARGE: make the named field smaller.
+                               under a new request_id. MESSAGE_TOO_LARGE: make the named field smaller. (A request
+                               that is too large even to be received is refused by gRPC itself, with both sizes in
+                               the message and without an ErrorInfo.)
           CANCELLED            CANCEL_REQUESTED, CALLER_LOST, SESSION_LOST: the run was ended, nothing is kept.
           DEADLINE_EXCEEDED    DEADLINE: as CANCELLED. A client's own gRPC may say this without an ErrorInfo.
           UNAVAILABLE          NOT_ADMITTED: nothing happened, send it again. WORKER_LOST: the run may have had
