@@ -151,9 +151,9 @@ class Runner:
         if self.table.open_windows < open_windows:
             self.counters["confirmed"] += 1
             self._runs.pop(request_id, None)
-            logger.debug("run=%s reason=CONFIRM state=CONFIRMED", request_id[:8])
             self._changed.set()
             self._arm_expiry()
+            logger.debug("run=%s reason=CONFIRM state=CONFIRMED", request_id[:8])
         return outcome
 
     def lose_session(self, session_id: str) -> int:
