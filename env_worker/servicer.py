@@ -97,8 +97,10 @@ class EnvServicer:
             arguments = (data, self._environments, self._model, deadline)
             big = len(data) > BIG_REQUEST_BYTES
             spec = await asyncio.to_thread(_read_run, *arguments) if big else _read_run(*arguments)
-            run = self._runner.start(spec, port)
             self._sessions.named(spec.session_id)
+            run = self._runner.start(
+                spec, port
+            )  # last: from here on only `_drain` may fail, which gives it up
             del spec
         except Refusal as refusal:
             await self._abort(context, refusal)
