@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 VARIABLE_PREFIX: Final = "ENV_BROKER_"
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 _LISTS: Final = ("environments",)
-_TYPES: Final = {"max_concurrent": int, "late_cancel_seconds": float}
+ISOLATIONS: Final = ("none", "process")
+_TYPES: Final = {"min_workers": int, "max_workers": int, "max_concurrent": int, "late_cancel_seconds": float}
 """Of settings whose default is None."""
 
 
@@ -46,6 +47,17 @@ class BrokerSettings:
         "--listen", "127.0.0.1:0", "HOST:PORT", "address to serve on; port 0 picks a free one"
     )
     workers: int = _setting("--workers", 0, "processes", "local workers to start and keep alive")
+    min_workers: int | None = _setting(
+        "--min-workers", None, "processes", "instead of --workers: fewest local workers of an elastic pool"
+    )
+    max_workers: int | None = _setting(
+        "--max-workers", None, "processes",
+        "with --min-workers: most of them; one more is started when 90 % of the slots are taken",
+    )  # fmt: skip
+    idle_seconds: float = _setting(
+        "--idle-seconds", 60.0, "s",
+        "how long a local worker must have had nothing to do before an elastic pool drains it",
+    )  # fmt: skip
     environments: tuple[str, ...] = _setting(
         "--env", (), "name",
         "environment for the local workers to serve, as in env-worker's --env; may be repeated "
@@ -58,6 +70,15 @@ class BrokerSettings:
     late_cancel_seconds: float | None = _setting(
         "--late-cancel-seconds", None, "s", "the local workers' late-cancel window; absent: their own default"
     )
+    isolate: str = _setting(
+        "--isolate", "none", "|".join(ISOLATIONS),
+        "how the local workers isolate runs, as in env-worker's --isolate",
+    )  # fmt: skip
+    stuck_seconds: float = _setting(
+        "--stuck-seconds", 120.0, "s",
+        "how long environments may block a local worker, or it may run without a sign of life, until it is "
+        "replaced",
+    )  # fmt: skip
     drain_seconds: float = _setting(
         "--drain-seconds", 30.0, "s", "after SIGTERM: how long running episodes may take to finish"
     )
@@ -68,6 +89,12 @@ class BrokerSettings:
         "--kill-seconds", 10.0, "s", "at the end: how long local workers wait for hooks that still run"
     )
     max_queue: int = _setting("--max-queue", 1024, "runs", "runs that may wait for a worker")
+    max_queue_bytes: int = _setting(
+        "--max-queue-bytes", 256 * 1024 * 1024, "bytes", "what the requests of those runs may have together"
+    )
+    quiet_seconds: float = _setting(
+        "--quiet-seconds", 60.0, "s", "when no run has gone on for so long, the log names the oldest ones"
+    )
     heartbeat_seconds: float = _setting(
         "--heartbeat-seconds", 1.0, "s", "how often registered workers say that they live"
     )
@@ -85,7 +112,13 @@ class BrokerSettings:
 
     def __post_init__(self) -> None:
         self._check_range("workers", 0, 1_000)
+        self._check_elastic()
         self._check_range("max_queue", 0, 1_000_000)
+        self._check_range("max_queue_bytes", 0, 2**40)
+        for name in ("idle_seconds", "stuck_seconds", "quiet_seconds"):
+            self._check_range(name, 0.1, 86_400)
+        if self.isolate not in ISOLATIONS:
+            raise SettingsError(f"--isolate is {self.isolate!r}; choose one of {', '.join(ISOLATIONS)}")
         if self.max_concurrent is not None:
             self._check_range("max_concurrent", 1, 65_536)
         if self.late_cancel_seconds is not None:
@@ -110,9 +143,10 @@ class BrokerSettings:
                 f"--listen is {self.listen}, beyond loopback, where connections would be neither encrypted "
                 "nor authenticated; listen on 127.0.0.1, or add --insecure if the network is trusted"
             )
-        if self.workers and not self.environments:
+        if self.most_workers and not self.environments:
+            flag = "--workers" if self.max_workers is None else "--max-workers"
             raise SettingsError(
-                f"--workers is {self.workers}, but no --env says what they serve; add e.g. --env synthetic"
+                f"{flag} is {self.most_workers}, but no --env says what they serve; add e.g. --env synthetic"
             )
         if self.log_level not in LOG_LEVELS:
             raise SettingsError(f"--log-level is {self.log_level!r}; choose one of {', '.join(LOG_LEVELS)}")
@@ -141,6 +175,16 @@ class BrokerSettings:
         return host == "localhost" or host == "::1" or host.startswith("127.")
 
     @property
+    def least_workers(self) -> int:
+        """Local workers that there always are."""
+        return self.workers if self.min_workers is None else self.min_workers
+
+    @property
+    def most_workers(self) -> int:
+        """Local workers that there may be; equal to `least_workers` in a static pool."""
+        return self.workers if self.max_workers is None else self.max_workers
+
+    @property
     def stop_seconds(self) -> float:
         """How long a local worker may take to stop."""
         return self.drain_seconds + self.linger_seconds + self.kill_seconds
@@ -152,9 +196,28 @@ class BrokerSettings:
         for name in ("hook", "max_concurrent", "late_cancel_seconds"):
             if (value := getattr(self, name)) is not None:
                 arguments.append(f"{_flag(name)}={value}")
-        for name in ("drain_seconds", "linger_seconds", "kill_seconds", "log_level"):
+        for name in (
+            "isolate", "stuck_seconds", "drain_seconds", "linger_seconds", "kill_seconds", "log_level",
+        ):  # fmt: skip
             arguments.append(f"{_flag(name)}={getattr(self, name)}")
         return tuple(arguments)
+
+    def _check_elastic(self) -> None:
+        if self.min_workers is None and self.max_workers is None:
+            return
+        if self.min_workers is None or self.max_workers is None:
+            raise SettingsError(
+                f"--min-workers is {self.min_workers} and --max-workers is {self.max_workers}; an elastic "
+                "pool needs both, a static one --workers"
+            )
+        if self.workers:
+            raise SettingsError(
+                f"--workers is {self.workers} beside --min-workers and --max-workers; a pool is static or "
+                "elastic: leave one of them out"
+            )
+        # One at least, or nobody would know what the pool serves.
+        self._check_range("min_workers", 1, 1_000)
+        self._check_range("max_workers", self.min_workers, 1_000)
 
     def _check_range(self, name: str, low: float, high: float) -> None:
         value, flag = getattr(self, name), _flag(name)

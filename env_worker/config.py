@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 VARIABLE_PREFIX: Final = "ENV_WORKER_"
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+ISOLATIONS: Final = ("none", "process")
 WILDCARDS: Final = frozenset({"0.0.0.0", "[::]", "::"})
 LOCAL_SLOT_VARIABLE: Final = "ENV_WORKER_LOCAL_SLOT"
 """Set by a broker for the workers that it starts itself; handed back when the worker registers."""
@@ -72,6 +73,22 @@ class WorkerSettings:
     )
     max_concurrent: int = _setting("--max-concurrent", 64, "runs", "runs that are carried at once")
     max_queue: int = _setting("--max-queue", 256, "runs", "runs that may wait for one of those places")
+    max_queue_bytes: int = _setting(
+        "--max-queue-bytes", 256 * 1024 * 1024, "bytes", "what the requests of those runs may have together"
+    )
+    isolate: str = _setting(
+        "--isolate",
+        "none",
+        "|".join(ISOLATIONS),
+        "process: each run gets a process of its own, for environments that hold the interpreter",
+    )
+    stuck_seconds: float = _setting(
+        "--stuck-seconds",
+        120.0,
+        "s",
+        "how long an environment may block the loop of all environments; then the worker drains and ends, to "
+        "be replaced",
+    )
     late_cancel_seconds: float = _setting(
         "--late-cancel-seconds", LATE_CANCEL_SECONDS, "s", "how long after its reply a run can be taken back"
     )
@@ -116,6 +133,10 @@ class WorkerSettings:
         for name in ("max_concurrent", "hook_threads"):
             self._check_range(name, 1, 100_000)
         self._check_range("max_queue", 0, 1_000_000)
+        self._check_range("max_queue_bytes", 0, 2**40)
+        self._check_range("stuck_seconds", 0.1, 86_400)
+        if self.isolate not in ISOLATIONS:
+            raise SettingsError(f"--isolate is {self.isolate!r}; choose one of {', '.join(ISOLATIONS)}")
         for name in ("drain_seconds", "linger_seconds", "kill_seconds"):
             self._check_range(name, 0, 86_400)
         for name in ("late_cancel_seconds", "session_grace_seconds"):
