@@ -107,6 +107,7 @@ async def test_a_run_that_comes_after_its_session_was_lost_is_lost_with_it() -> 
         subject.after(2.9)
         assert subject.runner.table.open_windows == 1
         subject.after(0.1)
+        await within(subject.runner.wait_until(lambda: not subject.runner.slots.held))
         assert (await live.finish()).reason == "SESSION_LOST"
         await subject.until_discarded(replied)
         assert await subject.client.cancel(replied) == "DISCARDED"
