@@ -145,11 +145,11 @@ class Trace(NodeGraph):
             sampling_mask=sampling_mask,
             top_logprobs=top_logprobs,
         )
-        if sampled:
-            self.clear_pending()
         index = len(self._nodes)
         self._nodes.append(node)
-        self._record(NodeAdded(index, node))
+        dropped = [PendingSet(None)] if sampled and self.pending is not None else []
+        self.pending = None if dropped else self.pending
+        self._record(NodeAdded(index, node), *dropped)
         return index
 
     def add_call(self, call: Call) -> int:
@@ -283,8 +283,8 @@ class Trace(NodeGraph):
     def _optional_index(self, index: int | None, what: str) -> int | None:
         return None if index is None else self._node_index(index, what)
 
-    def _record(self, change: Change) -> None:
-        self.journal.entries.append(change)
+    def _record(self, *changes: Change) -> None:
+        self.journal.entries.extend(changes)  # one step: a reader has all of them or none
         self._announce()
 
     def _rewrite(self, gone: Callable[[Change], bool], added: Iterable[Change] = ()) -> None:

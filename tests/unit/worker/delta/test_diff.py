@@ -102,6 +102,22 @@ def test_a_budget_of_nothing_still_moves_on(trace: Trace) -> None:
     ]
 
 
+def test_no_reader_sees_a_preview_gone_and_its_turn_not_landed(episode: Episode, trace: Trace) -> None:
+    trace.set_pending([Message.user("asked")])
+    _, cursor = sent(trace, TraceCursor())
+    seen: list[tuple[int, bool]] = []
+
+    def read() -> None:
+        for touched in episode.take_touched():
+            delta, _ = sent(touched, cursor)
+            seen.append((len(delta.append.nodes), delta.HasField("pending")))
+
+    assert list(episode.take_touched()) == [trace]
+    episode.on_change = read
+    trace.add_node(Message.assistant("answered"), [7], sampled=True)
+    assert seen == [(1, True)]
+
+
 def test_discarding_an_open_trace_is_a_discard_alone(episode: Episode, trace: Trace) -> None:
     trace.add_node(Message.user("lost"))
     _, cursor = sent(trace, TraceCursor())
