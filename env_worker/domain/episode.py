@@ -62,9 +62,16 @@ class Episode:
         )
 
     def new_trace(
-        self, agent: str = "agent", *, trainable: bool = True, model: str = "", trace_id: str | None = None
+        self,
+        agent: str = "agent",
+        *,
+        trainable: bool = True,
+        model: str = "",
+        trace_id: str | None = None,
+        started_at: float | None = None,
     ) -> Trace:
         """Open a trace. Without `trace_id` it is `trace-0`, `trace-1`, ...; no id is ever used twice.
+        `started_at` is now unless given.
 
         ValueError if `trace_id` is empty, longer than 128 bytes in UTF-8, or was used before, also by a
         discarded trace.
@@ -83,6 +90,8 @@ class Episode:
                 "choose another, or leave it out"
             )
         trace = Trace(trace_id, agent, trainable, model, on_touch=self._announce)
+        if started_at is not None:
+            trace.started_at = started_at
         self._minted.add(trace_id)
         self.traces = (*self.traces, trace)
         trace.touch()

@@ -1,6 +1,11 @@
-"""Exceptions that environments raise to tell the worker more than "it failed"."""
+"""Exceptions that tell the worker more than "it failed"."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from env_worker.domain.records import EpisodeError
 
 
 class InvalidTaskError(ValueError):
@@ -9,3 +14,15 @@ class InvalidTaskError(ValueError):
     Raised by `validate`, or before the first trace, the caller gets INVALID_ARGUMENT and no episode. Raised
     later it is an error of the episode like any other.
     """
+
+
+class RemoteError(Exception):
+    """What an environment raised in a process of its own; `record` says what it was there."""
+
+    def __init__(self, record: EpisodeError) -> None:
+        super().__init__(record.message)
+        self.record = record
+
+
+class RemoteInvalidTaskError(RemoteError, InvalidTaskError):
+    """The same, of an InvalidTaskError."""

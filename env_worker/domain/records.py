@@ -8,6 +8,7 @@ import traceback
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from env_worker.domain.errors import RemoteError
 from env_worker.domain.text import check_text, clean_text
 
 if TYPE_CHECKING:
@@ -79,6 +80,8 @@ class EpisodeError:
     @classmethod
     def from_exception(cls, error: BaseException, phase: str = "") -> EpisodeError:
         """The record of `error`, with its traceback; works for exceptions whose own `__str__` raises."""
+        if isinstance(error, RemoteError):
+            return error.record
         try:
             message = str(error)
             trace = "".join(traceback.format_exception(error))

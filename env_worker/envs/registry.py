@@ -84,7 +84,14 @@ class EnvironmentRegistry:
                 raise EnvironmentLoadError(
                     spec, f"the name {name!r} is taken already", f"serve one under another: OTHER={spec}"
                 )
-            self._environments[name] = environment
+            self._environments[name] = self._served(spec, environment)
+
+    async def close(self, seconds: float) -> None:
+        """Let go of what the environments hold, waiting at most so long for runs that have been cancelled.
+        While their loop still runs."""
+
+    def _served(self, spec: str, environment: Environment) -> Environment:
+        return environment
 
     @property
     def names(self) -> tuple[str, ...]:
