@@ -38,4 +38,7 @@ CHANNEL_OPTIONS: Final = (
     # The caller backs off by itself: a broker that comes back is to be found at once.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
+    # In spite of its name this is how long one attempt may take. Where packets were dropped, TCP repeats its
+    # own at longer and longer intervals: a network that has healed is found by a new attempt.
+    ("grpc.min_reconnect_backoff_ms", 2_000),
 )

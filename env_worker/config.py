@@ -13,6 +13,7 @@ import configargparse
 
 from env_worker.domain.ledger import LATE_CANCEL_SECONDS
 from env_worker.domain.sessions import SESSION_GRACE_SECONDS
+from env_worker.local_address import local_address
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -68,8 +69,8 @@ class WorkerSettings:
         "--advertise",
         None,
         "HOST:PORT",
-        "address at which the broker and trainers reach this worker; default: --listen's, with this host's "
-        "name where that is a wildcard",
+        "address at which the broker and trainers reach this worker; default: --listen's, and where that is "
+        "a wildcard, the address from which this host reaches the broker",
     )
     max_concurrent: int = _setting("--max-concurrent", 64, "runs", "runs that are carried at once")
     max_queue: int = _setting("--max-queue", 256, "runs", "runs that may wait for one of those places")
@@ -152,9 +153,14 @@ class WorkerSettings:
     def advertised(self, bound: str) -> str:
         """The address that the worker gives to its broker, where it was bound to HOST:PORT `bound`."""
         host, _, port = bound.rpartition(":")
-        # Nobody can dial a wildcard. The host's name is what containers resolve; where others do not, the
-        # broker says so at the first run, and --advertise mends it.
-        return self.advertise or (f"{socket.gethostname()}:{port}" if host in WILDCARDS else bound)
+        if self.advertise or host not in WILDCARDS:
+            return self.advertise or bound
+        # Nobody can dial a wildcard. What the broker sees as this host it can dial, unless a firewall or NAT
+        # lies in between: then it says so, and --advertise mends it. A broker whose name does not resolve yet
+        # leaves the host's name, which containers in one network resolve.
+        family = socket.AF_INET if host == "0.0.0.0" else socket.AF_INET6
+        own = None if self.broker is None else local_address(self.broker, family)
+        return f"{own or socket.gethostname()}:{port}"
 
     @classmethod
     def from_arguments(

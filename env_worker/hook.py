@@ -22,6 +22,17 @@ class EpisodeHook(Protocol):
 
     Every episode that was passed to `keep` is either delivered to its caller or handed to `discard`, exactly
     once and never while its `keep` still runs, for as long as the process lives.
+
+    A hook that keeps arrays in this process may also have
+
+    - `held_arrays: int`: how many episodes' arrays it holds, from `keep` on until they were released or
+      discarded;
+    - `held_array_bytes: int`: their bytes.
+
+    Both, attributes or properties, are read in a thread of their own with every heartbeat, a property for at
+    most 0.25 s. A pool that shrinks leaves a worker alone that holds some; one that stops stays for them, at
+    most `linger_seconds`, and says by its exit code that some were left. If they cannot be read, that is
+    logged once, and what was read last counts.
     """
 
     def keep(self, episode: Episode, sampling: SamplingParams) -> None:

@@ -20,16 +20,24 @@ from env_worker.request import PROTOCOL_GENERATION
 from env_worker.servicer import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
     from envtrio.v1.env_service_pb2 import EnvironmentDescription
 
+    from env_worker.held_arrays import Held
     from env_worker.runner import Runner
 
 logger = logging.getLogger(__name__)
 
 FIRST_BACKOFF_SECONDS: Final = 0.1
-LAST_BACKOFF_SECONDS: Final = 5.0
+LAST_BACKOFF_SECONDS: Final = 2.0
+CONNECT_SECONDS: Final = 3.0
+"""For a connection. With the backoff it bounds how long a broker that is back waits for its workers, also
+where packets were lost in silence: 5 s."""
+ANSWER_SECONDS: Final = 10.0
+"""For the broker's first frame."""
+REPEAT_SECONDS: Final = 60.0
+"""So often the log repeats why the worker is not registered, while that stays the same."""
 GOODBYE_SECONDS: Final = 1.0
 
 _HOPELESS: Final = frozenset(
@@ -58,6 +66,7 @@ class Registration:
         address: where the broker reaches this worker.
         environments: what is served.
         drain: called with the broker's reason when it wants the worker to stop.
+        held: reads what the hook holds, for heartbeats.
         clock: that of the runner.
     """
 
@@ -70,6 +79,7 @@ class Registration:
         address: str,
         environments: Sequence[EnvironmentDescription],
         drain: Callable[[str], None],
+        held: Callable[[], Coroutine[None, None, Held]],
         clock: Callable[[], float],
     ) -> None:
         self._broker: Final = broker
@@ -78,12 +88,15 @@ class Registration:
         self._address: Final = address
         self._environments: Final = environments
         self._drain: Final = drain
+        self._held: Final = held
         self._clock: Final = clock
         self._hurry: Final = asyncio.Event()
         self._closing: Final = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._backoff = FIRST_BACKOFF_SECONDS
         self._registered = False
+        self._told = ("", float("-inf"))
+        """The reason that was logged last, and when."""
 
     def nudge(self) -> None:
         """Something changed that the broker should hear now, not with the next heartbeat."""
@@ -126,19 +139,31 @@ class Registration:
             if self._closing.is_set():
                 return
             delay = random.uniform(0.5, 1.0) * self._backoff
-            what = "the lease is over" if self._registered else "cannot register yet"
-            logger.warning("broker=%s %s, again in %.1f s: %s", self._broker, what, delay, reason)
+            self._tell(reason)
             self._backoff = min(2 * self._backoff, LAST_BACKOFF_SECONDS)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(delay):
                     await self._closing.wait()
                     return
 
+    def _tell(self, reason: str) -> None:
+        """Log why there is no lease: at once when that is new, and from time to time while it stays so."""
+        level, now = logging.DEBUG, self._clock()
+        if reason != self._told[0] or now - self._told[1] >= REPEAT_SECONDS:
+            level, self._told = logging.WARNING, (reason, now)
+        what = "the lease is over" if self._registered else "cannot register yet"
+        logger.log(level, "broker=%s %s, and is tried again: %s", self._broker, what, reason)
+
     async def _lease(self, call: _Call) -> str:
         """Hold one lease; why it is over."""
+        silent = f"no connection within {CONNECT_SECONDS:g} s"
         try:
-            await call.write(pb.RegisterRequest(hello=self._hello()))
-            frame = await call.read()
+            async with asyncio.timeout(CONNECT_SECONDS):
+                await call.write(pb.RegisterRequest(hello=self._hello()))
+            silent = f"the broker has not answered the hello within {ANSWER_SECONDS:g} s"
+            async with asyncio.timeout(ANSWER_SECONDS):
+                frame = await call.read()
+            silent = "the broker has been silent for longer than the lease"
             if not isinstance(frame, pb.RegisterResponse) or not frame.HasField("registered"):
                 await self._raise_status(call)
                 return "the broker ended the stream before it registered the worker"
@@ -153,7 +178,7 @@ class Registration:
             await self._raise_status(call)
             return f"the stream ended: {error}"
         except TimeoutError:
-            return "the broker has been silent for longer than the lease"
+            return silent
         finally:
             call.cancel()
         return "the broker ended the stream"
@@ -168,6 +193,7 @@ class Registration:
         )
         self._backoff = FIRST_BACKOFF_SECONDS
         self._registered = True
+        self._told = ("", self._told[1])
         self._runner.registered()
         sent: dict[int, float] = {}
         beats = asyncio.create_task(self._beat(call, registered.heartbeat_seconds or 1.0, sent))
@@ -198,10 +224,13 @@ class Registration:
         lag = LoopLag()
         try:
             seq = 0
-            while not self._closing.is_set():
+            while True:
+                closing = self._closing.is_set()
                 seq += 1
                 sent[seq] = self._clock()
-                await call.write(pb.RegisterRequest(heartbeat=self._heartbeat(seq, lag)))
+                await call.write(pb.RegisterRequest(heartbeat=await self._heartbeat(seq, lag)))
+                if closing:
+                    break  # the last one says that it drains: else its end would look like a broken stream
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(seconds):
                         await self._hurry.wait()
@@ -210,15 +239,18 @@ class Registration:
         finally:
             lag.close()
 
-    def _heartbeat(self, seq: int, lag: LoopLag) -> pb.WorkerHeartbeat:
+    async def _heartbeat(self, seq: int, lag: LoopLag) -> pb.WorkerHeartbeat:
         slots, table = self._runner.slots, self._runner.table
-        return pb.WorkerHeartbeat(
+        beat = pb.WorkerHeartbeat(
             seq=seq,
             running=slots.held + slots.waiting,
             open_windows=table.open_windows,
             draining=self._runner.draining,
             loop_lag_millis=lag.take_millis(),
         )
+        # After the rest: what was kept for a run that the rest counts no more is among it.
+        beat.held_arrays, beat.held_array_bytes = await self._held()
+        return beat
 
     def _hello(self) -> pb.WorkerHello:
         table = self._runner.table

@@ -177,7 +177,8 @@ class Run:
         """Run the environment on its loop and stream what it writes; what it raised."""
         context = Context(spec.request_id, spec.task, spec.sampling, spec.model, self.episode, spec.deadline)
         started = time.monotonic()
-        outcome = self._environment = self._services.environments.submit(play(spec.environment, context))
+        playing = play(spec.environment, context)
+        outcome = self._environment = self._services.environments.submit(playing, spec.request_id)
         outcome.add_done_callback(lambda _: self._wake_soon())
         while not (outcome.done() or self.entry.settled):
             await self._wake.wait()

@@ -58,7 +58,7 @@ class Runner:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.table: Final = RunTable(late_cancel_seconds=settings.late_cancel_seconds)
-        self.slots: Final = Slots(settings.max_concurrent, settings.max_queue)
+        self.slots: Final = Slots(settings.max_concurrent, settings.max_queue, settings.max_queue_bytes)
         self.counters: Final[Counter[str]] = Counter()
         self.draining = False
         self._bound: Final = WindowBound(
@@ -67,7 +67,7 @@ class Runner:
         self._clock: Final = clock
         self._loop: Final = asyncio.get_running_loop()
         self._threads: Final = HookThreads(settings.hook_threads, settings.hook_threads)
-        self._environments: Final = EnvironmentLoop()
+        self.environments: Final = EnvironmentLoop()
         self._runs: Final[dict[str, Run]] = {}
         self._tasks: Final[set[asyncio.Task[None]]] = set()
         self._changed: Final = asyncio.Event()
@@ -76,12 +76,12 @@ class Runner:
             instance=instance,
             clock=clock,
             slots=self.slots,
-            environments=self._environments,
+            environments=self.environments,
             threads=self._threads,
             hook=current_hook if hook is None else lambda: hook,
             settle=self.settle,
         )
-        self._environments.start()
+        self.environments.start()
 
     @property
     def accepting(self) -> bool:
@@ -100,17 +100,16 @@ class Runner:
 
     # What callers ask.
 
-    def start(self, spec: RunSpec, port: RunPort[Refusal]) -> Run:
-        """Admit a run into the queue and carry it to `port`. Refusal if it is not admitted."""
+    def start(self, spec: RunSpec, port: RunPort[Refusal], size: int = 0) -> Run:
+        """Admit a run into the queue and carry it to `port`; its request has `size` bytes. Refusal if it is
+        not admitted."""
         if self.draining:
             raise Refusal(
                 errors_pb2.ERROR_REASON_DRAINING,
                 "the worker stops and takes no new runs; send it elsewhere, or later",
             )
-        if self.slots.full:
-            error = QueueFullError(self.slots.waiting, self.slots.max_waiting)
-            raise full(errors_pb2.ERROR_REASON_QUEUE_FULL, error, limit=error.limit)
         try:
+            self.slots.check(size)
             entry = self.table.admit(spec.request_id, spec.session_id, self._clock())
         except InvalidRequestIdError as error:
             raise Refusal(
@@ -120,11 +119,14 @@ class Runner:
             raise Refusal(
                 errors_pb2.ERROR_REASON_DUPLICATE_REQUEST_ID, str(error), request_id=spec.request_id[:8]
             ) from error
+        except QueueFullError as error:
+            reason = errors_pb2.ERROR_REASON_QUEUE_FULL
+            raise full(reason, error, value=error.value, limit=error.limit) from error
         except TableFullError as error:
             raise full(errors_pb2.ERROR_REASON_TABLE_FULL, error) from error
         if entry.settled:
             raise ending(entry)  # its cancel came first
-        run = Run(spec, entry, port, self.slots.enter(spec.priority), self._services)
+        run = Run(spec, entry, port, self.slots.enter(spec.priority, size), self._services)
         self._runs[spec.request_id] = run
         self._own(run.carry())
         self._changed.set()
@@ -254,10 +256,10 @@ class Runner:
             if not run.port.opened:
                 self.settle(run, Event.REFUSED)
 
-    def stop_runs(self) -> None:
-        """End every run that has not replied. Keeps that run go on; open windows stay open."""
-        for run in tuple(self._runs.values()):
-            self.settle(run, Event.STOP)
+    def stop_runs(self) -> int:
+        """End every run that has not replied; how many of them had begun. Keeps go on, windows stay open."""
+        ended = [run for run in tuple(self._runs.values()) if self.settle(run, Event.STOP)]
+        return sum(run.port.opened for run in ended)
 
     async def wait_replied(self) -> None:
         """Wait until no run is waiting or live."""
@@ -281,7 +283,7 @@ class Runner:
         """End the tasks and threads. Does not wait for hooks or environments that do not end."""
         if self._expiry is not None:
             self._expiry.cancel()
-        self._environments.stop()
+        self.environments.stop()
         self._threads.close()
         for task in self._tasks:
             task.cancel()

@@ -1,4 +1,4 @@
-"""The worker's gRPC server, and the order in which a worker stops."""
+"""The worker's gRPC server, and what it is made of."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import threading
 import time
 import uuid
@@ -20,27 +19,29 @@ from grpc_reflection.v1alpha import reflection
 
 from env_worker.channel_options import SERVER_OPTIONS
 from env_worker.config import SettingsError, WorkerSettings
-from env_worker.envs.registry import EnvironmentRegistry
-from env_worker.hook import load_hook, set_episode_hook
+from env_worker.exit_codes import EXIT_OK, EXIT_REFUSED, EXIT_STUCK
+from env_worker.held_arrays import HeldArrays
+from env_worker.hook import current_hook, load_hook, set_episode_hook
+from env_worker.isolate.registry import load_environments
+from env_worker.listening import bind
 from env_worker.model.simulated import SimulatedModel
 from env_worker.registration import Registration
 from env_worker.runner import Runner
 from env_worker.servicer import SERVICE_NAME, EnvServicer, describe_environments, method_handlers
 from env_worker.sessions import Sessions
+from env_worker.stop_signals import StopSignals
+from env_worker.stopping import Stopping
+from env_worker.stuck import StuckWatch
 from env_worker.tasks import log_failure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable
 
+    from env_worker.envs.registry import EnvironmentRegistry
     from env_worker.hook import EpisodeHook
 
 logger = logging.getLogger(__name__)
 
-EXIT_OK: Final = 0
-EXIT_REFUSED: Final = 1
-"""The broker refused the worker."""
-EXIT_UNFINISHED: Final = 3
-"""Hooks were still at work when the worker had to end."""
 _GRACE_SECONDS: Final = 1.0
 
 
@@ -70,17 +71,19 @@ class WorkerServer:
     ) -> None:
         self.settings: Final = settings
         self.instance: Final = uuid.uuid4().hex
-        self.environments: Final = (
-            EnvironmentRegistry(settings.environments) if environments is None else environments
-        )
+        if environments is None:
+            environments = load_environments(settings.environments, settings.isolate)
+        self.environments: Final = environments
         self.stop_wanted: Final = asyncio.Event()
-        """Set when a broker wants the worker to stop, or will not have it."""
+        """Set when the worker should be stopped: its broker says so or will not have it, or it is stuck."""
         self.exit_code = EXIT_OK
+        """See `exit_codes`; what `stop` could not wait for is in it then."""
         self.address = ""
         """HOST:PORT that is served, once started."""
         self._hook: Final = hook
         self._clock: Final = clock
-        self._hurry: Final = asyncio.Event()
+        self._stopping: Stopping | None = None
+        self._stuck: StuckWatch | None = None
         self._runner: Runner | None = None
         self._sessions: Sessions | None = None
         self._server: grpc.aio.Server | None = None
@@ -113,13 +116,12 @@ class WorkerServer:
         server = grpc.aio.server(options=SERVER_OPTIONS)
         host = settings.listen.rpartition(":")[0]
         try:
-            port = server.add_insecure_port(settings.listen)
+            self.address = f"{host}:{bind(server, settings.listen)}"
         except RuntimeError as error:
             raise ServerStartError(
                 f"cannot listen on {settings.listen}: the port is in use, or the address is not this host's; "
                 f"choose another with --listen, or port 0 for a free one ({error})"
             ) from error
-        self.address = f"{host}:{port}"
         runner = self._runner = Runner(settings, instance=self.instance, hook=self._hook, clock=self._clock)
         model = SimulatedModel(seed=settings.seed, accuracy=settings.accuracy)
         sessions = self._sessions = Sessions(
@@ -139,6 +141,11 @@ class WorkerServer:
         await self._set_health(health)
         await server.start()
         self._server = server
+        held = HeldArrays(current_hook if self._hook is None else lambda: self._hook)
+        self._stopping = Stopping(settings, runner, held, worker=self.instance)
+        self._stuck = StuckWatch(
+            runner.environments, stuck_seconds=settings.stuck_seconds, give_up=self._give_up
+        )
         health_task = asyncio.create_task(self._keep_health(health), name="health")
         health_task.add_done_callback(log_failure)
         self._tasks.append(health_task)
@@ -150,6 +157,7 @@ class WorkerServer:
                 address=settings.advertised(self.address),
                 environments=describe_environments(self.environments, model),
                 drain=self._drain_ordered,
+                held=held.read,
                 clock=self._clock,
             )
             self._registration.start(self._refused)
@@ -161,64 +169,50 @@ class WorkerServer:
         )
 
     def hurry(self) -> None:
-        """Skip what is left of the drain and of the stay for open windows."""
-        self._hurry.set()
+        """Skip what is left of the drain and of the stay for windows and arrays."""
+        if self._stopping is not None:
+            self._stopping.hurry()
 
     async def stop(self, *, hurry: bool = False) -> list[str]:
-        """Drain, stay for open windows, wait for hooks, stop serving: each within its bound of the settings.
+        """Drain, stay for open windows and held arrays, wait for hooks, stop serving: each within its bound
+        of the settings. Then `exit_code` says what was lost.
 
         Returns the request_ids whose hooks were still at work at the end, cut to 8 digits.
         """
         if hurry:
             self.hurry()
-        runner, settings = self.runner, self.settings
-        runner.drain()
-        if self._registration is not None:
-            self._registration.nudge()
-        await self._within(settings.drain_seconds, runner.wait_replied())
-        runner.stop_runs()
-        if (windows := runner.table.open_windows) and settings.linger_seconds and not self._hurry.is_set():
-            logger.warning(
-                "worker=%s stays up to %g s for %d replies that can still be taken back; "
-                "a second signal ends it at once",
-                self.instance[:8], settings.linger_seconds, windows,
-            )  # fmt: skip
-        await self._within(settings.linger_seconds, runner.wait_windows())
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(settings.kill_seconds):
-                await runner.wait_hooks()
-        unfinished = [entry.request_id[:8] for entry in runner.at_work()]
-        if unfinished:
-            self.exit_code = EXIT_UNFINISHED
-            logger.error(
-                "worker=%s reason=UNFINISHED after %g s hooks still have the runs %s; what they keep is "
-                "neither "
-                "delivered nor discarded",
-                self.instance[:8], settings.kill_seconds, ",".join(unfinished),
-            )  # fmt: skip
-        if runner.table.open_windows:
-            logger.warning(
-                "worker=%s ends with %d replies that could still have been taken back: they count as "
-                "delivered",
-                self.instance[:8], runner.table.open_windows,
-            )  # fmt: skip
+        assert self._server is not None
+        assert self._stopping is not None
+        assert self._stuck is not None
+        losses = await self._stopping.run(self._draining)
+        self.exit_code = losses.exit_code(self.exit_code)
         if self._registration is not None:
             await self._registration.close()
+        self._stuck.close()
         self.sessions.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        assert self._server is not None
         await self._server.stop(_GRACE_SECONDS)
-        await runner.close()
-        return unfinished
+        # Where hooks were waited for to the last, the environments have had that time too.
+        await self.environments.close(0 if losses.unfinished else self.settings.kill_seconds)
+        await self.runner.close()
+        self._stopping.close()
+        return losses.unfinished
 
-    async def _within(self, seconds: float, reached: Coroutine[None, None, None]) -> None:
-        waits = [asyncio.ensure_future(reached), asyncio.ensure_future(self._hurry.wait())]
-        await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        for wait in waits:
-            wait.cancel()
-        await asyncio.gather(*waits, return_exceptions=True)
+    def _draining(self) -> None:
+        if self._registration is not None:
+            self._registration.nudge()
+
+    def _give_up(self, reason: str) -> None:
+        if self.stop_wanted.is_set():
+            return  # it is on its way already, for another reason
+        logger.error(
+            "worker=%s reason=STUCK %s; it drains and ends with exit code %d, to be replaced",
+            self.instance[:8], reason, EXIT_STUCK,
+        )  # fmt: skip
+        self.exit_code = EXIT_STUCK
+        self.stop_wanted.set()
 
     def _drain_ordered(self, cause: str) -> None:
         logger.info("worker=%s the broker wants it to stop: %s", self.instance[:8], cause or "no cause given")
@@ -246,12 +240,17 @@ class WorkerServer:
         return accepting
 
 
-def serve(settings: WorkerSettings | None = None) -> int:
-    """Serve until SIGTERM, SIGINT or the broker's order; the exit code (0, 1 refused by the broker, 3
-    unfinished hooks).
+def serve(settings: WorkerSettings | None = None, *, signals: StopSignals | None = None) -> int:
+    """Serve until SIGTERM, SIGINT or the broker's order; then the exit code, which says what was lost.
 
-    Without settings they come from the variables ENV_WORKER_*. Raises SettingsError, HookLoadError,
-    EnvironmentLoadError or ServerStartError if the worker cannot start.
+    0 nothing; 1 the broker refused the worker; 3 hooks were still at work after `kill_seconds`; 4 the hook
+    still held arrays after `linger_seconds`; 5 runs that had begun were ended after `drain_seconds`; 6 an
+    environment blocked the loop of all environments for `stuck_seconds`. The first of 3, 4 and 5 that
+    applies; only 3 takes the place of 1 or 6. Replies that could still be taken back count as delivered.
+
+    Without settings they come from the variables ENV_WORKER_*; `signals` are handlers that were installed
+    already, and stay. Raises SettingsError, HookLoadError, EnvironmentLoadError or ServerStartError if the
+    worker cannot start.
     """
     settings = WorkerSettings.from_arguments(()) if settings is None else settings
     if not settings.environments:
@@ -260,11 +259,11 @@ def serve(settings: WorkerSettings | None = None) -> int:
         )
     if settings.hook is not None:
         set_episode_hook(load_hook(settings.hook))
-    return asyncio.run(_serve(settings, EnvironmentRegistry(settings.environments)))
+    return asyncio.run(_serve(settings, load_environments(settings.environments, settings.isolate), signals))
 
 
-async def _serve(settings: WorkerSettings, environments: EnvironmentRegistry) -> int:
-    server = WorkerServer(settings, environments=environments)
+async def _serve(settings: WorkerSettings, loaded: EnvironmentRegistry, given: StopSignals | None) -> int:
+    server = WorkerServer(settings, environments=loaded)
     await server.start()
     print(f"listening on {server.address}", flush=True)
     loop = asyncio.get_running_loop()
@@ -278,12 +277,16 @@ async def _serve(settings: WorkerSettings, environments: EnvironmentRegistry) ->
         server.stop_wanted.set()
         server.hurry()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
+    signals = StopSignals() if given is None else given
+    signals.serving(loop, on_signal)
     if settings.exit_with_stdin:
         threading.Thread(target=_wait_for_end_of_stdin, args=(loop, on_orphaned), daemon=True).start()
     await server.stop_wanted.wait()
     await server.stop()
+    if given is None:
+        signals.restore()
+    else:
+        signals.over()
     return server.exit_code
 
 

@@ -98,9 +98,8 @@ class EnvServicer:
             big = len(data) > BIG_REQUEST_BYTES
             spec = await asyncio.to_thread(_read_run, *arguments) if big else _read_run(*arguments)
             self._sessions.named(spec.session_id)
-            run = self._runner.start(
-                spec, port
-            )  # last: from here on only `_drain` may fail, which gives it up
+            # Last: from here on only `_drain` may fail, which gives it up.
+            run = self._runner.start(spec, port, len(data))
             del spec
         except Refusal as refusal:
             await self._abort(context, refusal)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from env_worker.config import WorkerSettings
 from env_worker.domain import Message
 from env_worker.domain.ledger import State
-from env_worker.server import EXIT_UNFINISHED, WorkerServer
+from env_worker.exit_codes import EXIT_UNFINISHED
+from env_worker.server import WorkerServer
 from tests.helpers import oracle
 from tests.helpers.clock import FakeClock
 from tests.helpers.history import DiscardBegan, DiscardRaised, DiscardReturned, History, KeepBegan

@@ -15,8 +15,8 @@ from envtrio.v1 import delta_pb2
 
 from env_worker import wire
 from env_worker.domain.ledger import State
+from env_worker.exit_codes import EXIT_UNFINISHED
 from env_worker.port import RunPort
-from env_worker.server import EXIT_UNFINISHED
 from tests.helpers.raw_client import connected
 from tests.helpers.runner_harness import Stop, within
 from tests.helpers.stub_client import StubClient

@@ -7,24 +7,21 @@ import os
 import signal
 import socket
 import sys
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
-from grpc_health.v1 import health_pb2
 
 from tests.helpers import oracle
 from tests.helpers.history import DiscardBegan, History, KeepBegan, KeepReturned
-from tests.helpers.history_pipe import HistoryPipe
-from tests.helpers.pools import HOOK, ROOT, SCRIPTED, serving
+from tests.helpers.pools import ROOT, serving
 from tests.helpers.stub_client import StubClient
+from tests.helpers.worker_process import worker_process
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.helpers.gate import Gate
-    from tests.helpers.pools import ServerProcess
 
 SECONDS = 20.0
 
@@ -54,6 +51,7 @@ async def test_help_names_the_command_and_every_flag() -> None:
     code, out, _ = await command("serve", "--help")
     assert code == 0
     assert "ENV_WORKER_LATE_CANCEL_SECONDS" in out
+    assert "\n  4  the hook still held training arrays" in out
 
 
 SERVE = ("serve", "--env", "synthetic")
@@ -114,42 +112,6 @@ async def test_beyond_loopback_with_insecure() -> None:
     assert code == 0
 
 
-class Subject:
-    """A worker process with a recording hook, a client, and what became of its runs."""
-
-    def __init__(self, server: ServerProcess, client: StubClient, pipe: HistoryPipe) -> None:
-        self.server = server
-        self.client = client
-        self.pipe = pipe
-
-    def signal(self) -> None:
-        self.server.process.send_signal(signal.SIGTERM)
-
-    async def exit_code(self) -> int:
-        return await asyncio.wait_for(self.server.process.wait(), SECONDS)
-
-    async def until_draining(self) -> None:
-        watch = self.client.health.Watch(health_pb2.HealthCheckRequest(), timeout=SECONDS)
-        async for state in watch:
-            if state.status == health_pb2.HealthCheckResponse.NOT_SERVING:
-                break
-        watch.cancel()
-
-
-@asynccontextmanager
-async def worker(directory: Path, *arguments: str) -> AsyncIterator[Subject]:
-    pipe = HistoryPipe(directory / "history")
-    flags = ("--env", SCRIPTED, "--hook", HOOK, *arguments)
-    try:
-        async with (
-            serving("env_worker", *flags, variables=pipe.variables) as server,
-            StubClient(server.address, pipe.history) as client,
-        ):
-            yield Subject(server, client, pipe)
-    finally:
-        pipe.close()
-
-
 TURN = [["trace"], ["say", 3]]
 
 
@@ -157,7 +119,7 @@ async def test_sigterm_lets_running_episodes_finish_and_takes_no_new_ones(
     tmp_path: Path, new_gate: Callable[[], Gate]
 ) -> None:
     gate = new_gate()
-    async with worker(tmp_path, "--linger-seconds", "0") as subject:
+    async with worker_process(tmp_path, "--linger-seconds", "0") as subject:
         task = {"script": [*TURN, ["wait", str(gate.path)], ["say", 3]]}
         run = subject.client.start(task, environment="scripted")
         await run.next()
@@ -172,18 +134,18 @@ async def test_sigterm_lets_running_episodes_finish_and_takes_no_new_ones(
 
 
 async def test_after_the_drain_time_a_run_is_ended_and_nothing_is_kept(tmp_path: Path) -> None:
-    async with worker(tmp_path, "--drain-seconds", "0.1") as subject:
+    async with worker_process(tmp_path, "--drain-seconds", "0.1") as subject:
         run = subject.client.start({"script": [*TURN, ["forever"]]}, environment="scripted")
         await run.next()
         subject.signal()
         outcome = await run.finish()
         assert (outcome.code, outcome.reason) == ("UNAVAILABLE", "WORKER_LOST")
-        assert await subject.exit_code() == 0
+        assert await subject.exit_code() == 5
         oracle.promises_hold(await subject.pipe.at_rest(subject.client.runs), asked=subject.client.asked)
 
 
 async def test_a_second_signal_skips_drain_and_linger(tmp_path: Path) -> None:
-    async with worker(tmp_path, "--drain-seconds", "600", "--linger-seconds", "600") as subject:
+    async with worker_process(tmp_path, "--drain-seconds", "600", "--linger-seconds", "600") as subject:
         done = await subject.client.run({"script": TURN}, environment="scripted")
         assert done.code == "OK"
         run = subject.client.start({"script": [*TURN, ["forever"]]}, environment="scripted")
@@ -192,11 +154,11 @@ async def test_a_second_signal_skips_drain_and_linger(tmp_path: Path) -> None:
         await subject.until_draining()
         subject.signal()
         assert (await run.finish()).reason == "WORKER_LOST"
-        assert await subject.exit_code() == 0
+        assert await subject.exit_code() == 5
 
 
 async def test_within_the_window_a_stopping_worker_can_still_be_cancelled(tmp_path: Path) -> None:
-    async with worker(tmp_path, "--linger-seconds", "600") as subject:
+    async with worker_process(tmp_path, "--linger-seconds", "600") as subject:
         done = await subject.client.run({"script": TURN}, environment="scripted")
         assert done.code == "OK"
         subject.signal()
@@ -212,13 +174,13 @@ async def test_sigterm_while_keep_runs_waits_for_the_discard(
     tmp_path: Path, new_gate: Callable[[], Gate]
 ) -> None:
     gate = new_gate()
-    async with worker(tmp_path, "--drain-seconds", "0", "--kill-seconds", "600") as subject:
+    async with worker_process(tmp_path, "--drain-seconds", "0", "--kill-seconds", "600") as subject:
         run = subject.client.start({"script": TURN}, environment="scripted", group_id=f"gate={gate.path}")
         await subject.pipe.seen(run.run, KeepBegan)
         subject.signal()
         assert (await run.finish()).reason == "WORKER_LOST"
         gate.open()
-        assert await subject.exit_code() == 0
+        assert await subject.exit_code() == 5
         history = await subject.pipe.at_rest(subject.client.runs)
         assert len(history.of(run.run, KeepReturned, DiscardBegan)) == 2
         oracle.promises_hold(history, asked=subject.client.asked)
@@ -228,7 +190,7 @@ async def test_a_keep_that_does_not_end_is_left_behind_with_exit_code_3(
     tmp_path: Path, new_gate: Callable[[], Gate]
 ) -> None:
     gate = new_gate()
-    async with worker(tmp_path, "--drain-seconds", "0", "--kill-seconds", "0.1") as subject:
+    async with worker_process(tmp_path, "--drain-seconds", "0", "--kill-seconds", "0.1") as subject:
         run = subject.client.start({"script": TURN}, environment="scripted", group_id=f"gate={gate.path}")
         await subject.pipe.seen(run.run, KeepBegan)
         subject.signal()
@@ -244,7 +206,7 @@ async def test_an_environment_that_blocks_its_loop_holds_up_nobody_else(
     tmp_path: Path, new_gate: Callable[[], Gate]
 ) -> None:
     gate = new_gate()
-    async with worker(tmp_path, "--drain-seconds", "0", "--linger-seconds", "0") as subject:
+    async with worker_process(tmp_path, "--drain-seconds", "0", "--linger-seconds", "0") as subject:
         blocked = subject.client.start(
             {"script": [*TURN, ["block", str(gate.path)]]}, environment="scripted", timeout=None
         )

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 from envtrio.v1 import registry_service_pb2 as pb
-from envtrio.v1 import registry_service_pb2_grpc
 
 from env_worker import registration
 from env_worker.config import WorkerSettings
-from env_worker.server import EXIT_REFUSED, WorkerServer
+from env_worker.exit_codes import EXIT_REFUSED
+from env_worker.server import WorkerServer
 from tests.helpers.clock import FakeClock
 from tests.helpers.history import DiscardBegan, History
 from tests.helpers.runner_harness import HaltingHook, within
+from tests.helpers.scripted_registry import Lease, ScriptedRegistry, registry
 from tests.helpers.stub_client import StubClient
 
 if TYPE_CHECKING:
@@ -26,80 +27,23 @@ if TYPE_CHECKING:
 SMALL = {"turns": 1, "tokens_per_turn": 20}
 
 
-class Lease:
-    """One Register call, seen from the broker."""
-
-    def __init__(self, context: Any) -> None:
-        self.over = asyncio.Event()
-        self.refusal: tuple[grpc.StatusCode, str] | None = None
-        self._context = context
-
-    async def read(self) -> pb.RegisterRequest:
-        frame = await asyncio.wait_for(self._context.read(), 10)
-        assert isinstance(frame, pb.RegisterRequest), "the worker has ended its side"
-        return frame
-
-    async def at_end(self) -> bool:
-        while await asyncio.wait_for(self._context.read(), 10) is not grpc.aio.EOF:
-            pass
-        return True
-
-    async def send(self, **frame: Any) -> None:
-        await self._context.write(pb.RegisterResponse(**frame))
-
-    async def register(self, **fields: Any) -> pb.WorkerHello:
-        hello = (await self.read()).hello
-        fields = {"lease": "1" * 32, "heartbeat_seconds": 0.05, "lease_seconds": 10, **fields}
-        await self.send(registered=pb.Registered(**fields))
-        return hello
-
-
-class Broker(registry_service_pb2_grpc.RegistryServiceServicer):
-    def __init__(self) -> None:
-        self._leases: asyncio.Queue[Lease] = asyncio.Queue()
-        self._open: list[Lease] = []
-
-    async def Register(  # type: ignore[override]  # the stubs know plain iterators only
-        self, request_iterator: Any, context: Any
-    ) -> None:
-        lease = Lease(context)
-        self._open.append(lease)
-        self._leases.put_nowait(lease)
-        await lease.over.wait()
-        if lease.refusal is not None:
-            await context.abort(*lease.refusal)
-
-    async def lease(self) -> Lease:
-        return await asyncio.wait_for(self._leases.get(), 10)
-
-    def end(self) -> None:
-        for lease in self._open:
-            lease.over.set()
-
-
 @asynccontextmanager
 async def brokered(
     *, clock: Callable[[], float] = time.monotonic, **settings: Any
-) -> AsyncIterator[tuple[Broker, WorkerServer, HaltingHook, StubClient]]:
-    broker, history = Broker(), History()
-    server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
-    registry_service_pb2_grpc.add_RegistryServiceServicer_to_server(broker, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
+) -> AsyncIterator[tuple[ScriptedRegistry, WorkerServer, HaltingHook, StubClient]]:
+    history = History()
     hook = HaltingHook(history)
-    worker = WorkerServer(
-        WorkerSettings(environments=("synthetic",), broker=f"127.0.0.1:{port}", **settings),
-        hook=hook,
-        clock=clock,
-    )
-    await worker.start()
-    try:
-        async with StubClient(worker.address, history) as client:
-            yield broker, worker, hook, client
-    finally:
-        broker.end()
-        await asyncio.wait_for(worker.stop(hurry=True), 20)
-        await server.stop(0)
+    async with registry() as (broker, address):
+        worker = WorkerServer(
+            WorkerSettings(environments=("synthetic",), broker=address, **settings), hook=hook, clock=clock
+        )
+        await worker.start()
+        try:
+            async with StubClient(worker.address, history) as client:
+                yield broker, worker, hook, client
+        finally:
+            broker.end()
+            await asyncio.wait_for(worker.stop(hurry=True), 20)
 
 
 async def test_hello_heartbeats_and_a_goodbye(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,3 +188,87 @@ async def test_a_fault_of_the_registration_itself_ends_the_worker(caplog: pytest
         await asyncio.wait_for(worker.stop_wanted.wait(), 10)
         assert worker.exit_code == EXIT_REFUSED
         assert "registration failed" in caplog.text
+
+
+async def test_heartbeats_say_what_the_hook_holds() -> None:
+    async with brokered() as (broker, _, hook, client):
+        lease = await broker.lease()
+        await lease.register()
+        hook.held_arrays, hook.held_array_bytes = 3, 2**40  # type: ignore[attr-defined]
+        beat = await lease.beats_until(held_arrays=3)
+        assert beat.held_array_bytes == 2**40
+        assert (await client.run(SMALL)).code == "OK"
+        hook.held_arrays = 0  # type: ignore[attr-defined]
+        await lease.beats_until(held_arrays=0, running=0, open_windows=1)
+
+
+async def test_a_hook_that_cannot_say_what_it_holds_ends_no_lease(caplog: pytest.LogCaptureFixture) -> None:
+    async with brokered() as (broker, _, hook, _):
+        lease = await broker.lease()
+        await lease.register()
+        hook.held_arrays = "many"  # type: ignore[attr-defined]
+        for _ in range(5):
+            await lease.beats_until(held_arrays=0)
+    assert caplog.text.count("whole numbers from 0") == 1
+
+
+class Clocked:
+    """Leases that end with these reasons, a second apart."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.registration: Any = registration.Registration(
+            "broker:1", runner=None, instance="0" * 32, address="worker:1", environments=(),
+            drain=pytest.fail, held=None, clock=self.clock,  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    def end(self, *reasons: str) -> None:
+        for reason in reasons:
+            self.clock.advance(1)
+            self.registration._tell(reason)
+
+
+async def test_the_log_says_why_there_is_no_lease_when_that_changes_and_once_a_minute(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    subject = Clocked()
+    subject.end(*["refused"] * 30, *["no such host"] * 5, "refused")
+    assert [record.getMessage().rpartition(": ")[2] for record in caplog.records] == [
+        "refused",
+        "no such host",
+        "refused",
+    ]
+    subject.end(*["refused"] * 120)
+    assert len(caplog.records) == 5
+
+
+async def test_a_network_that_swallows_packets_holds_up_no_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What accepts connections and says nothing: as seen from here, a broker that is stopped."""
+    monkeypatch.setattr(registration, "CONNECT_SECONDS", 0.05)
+    connections: asyncio.Queue[None] = asyncio.Queue()
+
+    async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.put_nowait(None)
+        await reader.read()
+        while await reader.read(2**16):
+            pass
+        writer.close()
+
+    server = await asyncio.start_server(swallow, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    worker = WorkerServer(WorkerSettings(environments=("synthetic",), broker=f"127.0.0.1:{port}"))
+    await worker.start()
+    for _ in range(3):
+        await asyncio.wait_for(connections.get(), 10)
+    await asyncio.wait_for(worker.stop(hurry=True), 20)
+    server.close()
+
+
+async def test_a_broker_that_takes_the_hello_and_answers_nothing_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(registration, "ANSWER_SECONDS", 0.05)
+    async with brokered() as (broker, *_):
+        for _ in range(2):
+            assert (await (await broker.lease()).read()).HasField("hello")
+        assert registration.CONNECT_SECONDS + registration.LAST_BACKOFF_SECONDS <= 5

@@ -195,8 +195,8 @@ WORKER: Final = (
     Mutant(
         "SIGTERM leaves live runs alone",
         RUNNER,
-        "            self.settle(run, Event.STOP)",
-        "            pass",
+        "if self.settle(run, Event.STOP)]",
+        "if False]",
         (f"{STATES_TESTS}::test_from_keep_to_the_reply_it_is_ended_and_discarded_once",),
     ),
     Mutant(

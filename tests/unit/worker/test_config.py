@@ -108,15 +108,17 @@ def test_an_unknown_flag_or_a_value_of_the_wrong_kind_ends_with_usage(
 
 
 @pytest.mark.parametrize(
-    ("advertise", "bound", "expected"),
+    ("advertise", "broker", "bound", "expected"),
     [
-        (None, "127.0.0.1:7000", "127.0.0.1:7000"),
-        (None, "0.0.0.0:7000", f"{socket.gethostname()}:7000"),
-        (None, "[::]:7000", f"{socket.gethostname()}:7000"),
-        ("worker-3:9000", "0.0.0.0:7000", "worker-3:9000"),
+        (None, "127.0.0.1:1", "127.0.0.1:7000", "127.0.0.1:7000"),
+        (None, "127.0.0.1:1", "0.0.0.0:7000", "127.0.0.1:7000"),
+        (None, "[::1]:1", "[::]:7000", "[::1]:7000"),
+        (None, "no-such-host.invalid:1", "0.0.0.0:7000", f"{socket.gethostname()}:7000"),
+        (None, None, "0.0.0.0:7000", f"{socket.gethostname()}:7000"),
+        ("worker-3:9000", "127.0.0.1:1", "0.0.0.0:7000", "worker-3:9000"),
     ],
 )
-def test_a_wildcard_is_advertised_by_the_name_of_the_host(
-    advertise: str | None, bound: str, expected: str
+def test_a_wildcard_is_advertised_by_the_address_that_the_broker_sees(
+    advertise: str | None, broker: str | None, bound: str, expected: str
 ) -> None:
-    assert WorkerSettings(advertise=advertise).advertised(bound) == expected
+    assert WorkerSettings(advertise=advertise, broker=broker).advertised(bound) == expected

@@ -155,30 +155,58 @@ async def test_an_environment_that_stops_the_loop_stops_nobody(loop: Environment
 
 
 FORKS = """
-import asyncio, os, sys
+import asyncio, os, sys, threading
 from concurrent.futures import wait
 from env_worker.environment_loop import EnvironmentLoop
 
+forked = threading.Event()
+
+async def other():
+    while not forked.is_set():
+        await asyncio.sleep(0)
+    if os.getpid() != parent:
+        print("run twice", flush=True)
+
 async def play():
-    if os.fork() == 0:
-        sys.exit(0)
+    others = [loop.submit(other()) for _ in range(3)]
+    await asyncio.sleep(0.01)
+    child = os.fork()
+    if child == 0:
+        forked.set()
+        CHILD
+    print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    forked.set()
 
-async def end_child():
-    await asyncio.sleep(0)
-    print("child", os.waitstatus_to_exitcode(os.wait()[1]))
-
+parent = os.getpid()
 loop = EnvironmentLoop()
 loop.start()
-for coroutine in (play(), end_child()):
-    outcome = loop.submit(coroutine)
-    wait([outcome], 20)
-    print(outcome.result())
+outcome = loop.submit(play())
+wait([outcome], 20)
+print(outcome.result(), len(loop))
 loop.stop()
 """
 
 
-def test_a_child_that_an_environment_forked_ends_and_takes_nothing_of_the_loop_with_it() -> None:
+@pytest.mark.parametrize(
+    ("child", "code"),
+    [
+        ("sys.exit(0)", 1),
+        ("return", 1),
+        ("raise ValueError", 1),
+        ("await asyncio.sleep(0)", 1),
+        ("await asyncio.gather(asyncio.sleep(1), other())", 1),
+        ("loop._loop.stop(); return", 1),
+        ("os._exit(7)", 7),
+        ("os.execvp('true', ['true'])", 0),
+    ],
+)
+def test_a_child_that_an_environment_forked_ends_where_it_comes_back_to_the_loop(
+    child: str, code: int
+) -> None:
+    """It may do what it likes until then; but it has a copy of the loop, with everybody's runs."""
     ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", FORKS], capture_output=True, text=True, timeout=30, check=False
-    )
-    assert (ran.stdout.split("\n"), ran.stderr) == (["None", "child 1", "None", ""], "")
+        [sys.executable, "-W", "ignore", "-c", FORKS.replace("CHILD", child)],
+        capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+    said, outcome, *rest = ran.stdout.splitlines()
+    assert (said, outcome.split()[0], rest, ran.stderr) == (f"child {code}", "None", [], "")

@@ -176,7 +176,7 @@ async def environments_idle(harness: Harness) -> None:
 
     async def nothing() -> None: ...
 
-    await within(asyncio.wrap_future(harness.runner._environments.submit(nothing())))
+    await within(asyncio.wrap_future(harness.runner.environments.submit(nothing())))
 
 
 def traced() -> int:

@@ -1,0 +1,115 @@
+"""What a hook says that it holds, also one that does not say it well."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from env_worker import held_arrays
+from env_worker.held_arrays import Held, HeldArrays
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from env_worker.domain import Episode, SamplingParams
+
+
+class Plain:
+    """A hook without the attributes."""
+
+    def keep(self, episode: Episode, sampling: SamplingParams) -> None: ...
+
+    def discard(self, episode: Episode) -> None: ...
+
+
+class Says(Plain):
+    """A hook whose `held_arrays` does what the test wants."""
+
+    def __init__(self, held: Any = 0, held_bytes: Any = 0) -> None:
+        self.held = held
+        self.held_array_bytes = held_bytes
+
+    @property
+    def held_arrays(self) -> Any:
+        if isinstance(self.held, BaseException):
+            raise self.held
+        return self.held() if callable(self.held) else self.held
+
+
+@contextmanager
+def asking(hook: Plain | None) -> Iterator[HeldArrays]:
+    held = HeldArrays(lambda: hook)
+    yield held
+    held.close()
+
+
+@pytest.mark.parametrize(
+    ("hook", "expected"),
+    [
+        (None, Held(0, 0)),
+        (Plain(), Held(0, 0)),
+        (Says(3, 2**40), Held(3, 2**40)),
+        (Says(np.int64(3), np.int64(5)), Held(3, 5)),
+        (Says(2**70, 2**70), Held(2**32 - 1, 2**64 - 1)),
+    ],
+)
+async def test_what_the_hook_holds(hook: Plain | None, expected: Held) -> None:
+    with asking(hook) as held:
+        assert await held.read() == expected
+
+
+class UnprintableError(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+@pytest.mark.parametrize(
+    "wrong", [-1, 1.5, None, "3", OSError("gone"), SystemExit(1), StopIteration(), UnprintableError()]
+)
+async def test_one_that_cannot_say_it_counts_with_what_it_said_last_and_is_logged_once(
+    wrong: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    hook = Says(wrong)
+    with asking(hook) as held:
+        assert await held.read() == Held(0, 0), "it has said nothing yet"
+        hook.held = 4
+        assert await held.read() == Held(4, 0)
+        hook.held = wrong
+        assert await held.read() == Held(4, 0)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "held_arrays" in said
+    assert "whole numbers from 0" in said
+
+
+async def test_one_that_blocks_is_waited_for_once_and_asked_once_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(held_arrays, "READ_SECONDS", 0.01)
+    asked, go = threading.Semaphore(0), threading.Event()
+
+    def block() -> int:
+        asked.release()
+        go.wait(5)
+        return 7
+
+    with asking(Says(block)) as held:
+        assert [await held.read() for _ in range(100)] == [Held(0, 0)] * 100
+        assert asked.acquire(timeout=5)
+        assert not asked.acquire(blocking=False)
+        go.set()
+        reading = held._reading
+        assert reading is not None
+        await asyncio.wait((reading,), timeout=5)
+        assert await held.read() == Held(7, 0)
+    assert len(caplog.records) == 1
+
+
+async def test_two_that_ask_together_get_the_same_answer_and_nobody_gets_one_after_its_end() -> None:
+    with asking(Says(2)) as held:
+        assert await asyncio.gather(held.read(), held.read()) == [Held(2, 0)] * 2
+    assert await held.read() == Held(2, 0)
