@@ -21,6 +21,9 @@ SESSION_METHOD: Final = f"/{_SERVICE}/Session"
 _OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES + _ENVELOPE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES + _ENVELOPE_BYTES),
+    # Variables such as http_proxy are set for web pages: through such a proxy a pool of the same network is
+    # not found, and long silent streams are cut. As on the broker's and the workers' hops.
+    ("grpc.enable_http_proxy", 0),
     # A stopped or cut-off server is noticed after the sum of the first two; the third lets a long silent
     # episode be watched without an end. Servers allow pings this often.
     ("grpc.keepalive_time_ms", 10_000),
@@ -37,28 +40,15 @@ _OPTIONS: Final[tuple[tuple[str, int], ...]] = (
 SERVING_NAMES: Final = {number: name for name, number in health_pb2.HealthCheckResponse.ServingStatus.items()}
 
 
-def channel_options(target: str) -> list[tuple[str, int]]:
-    """The options of a channel to `target`. A loopback address is never asked for by way of a proxy."""
-    options = list(_OPTIONS)
-    if _is_loopback(target):
-        options.append(("grpc.enable_http_proxy", 0))
-    return options
-
-
 def open_sync_channel(target: str, credentials: grpc.ChannelCredentials | None) -> grpc.Channel:
     """A synchronous channel; it connects when it is first used. Without credentials it is in the clear."""
     if credentials is None:
-        return grpc.insecure_channel(target, channel_options(target))
-    return grpc.secure_channel(target, credentials, channel_options(target))
+        return grpc.insecure_channel(target, _OPTIONS)
+    return grpc.secure_channel(target, credentials, _OPTIONS)
 
 
 def open_aio_channel(target: str, credentials: grpc.ChannelCredentials | None) -> grpc.aio.Channel:
     """As `open_sync_channel`, for the running event loop."""
     if credentials is None:
-        return grpc.aio.insecure_channel(target, channel_options(target))
-    return grpc.aio.secure_channel(target, credentials, channel_options(target))
-
-
-def _is_loopback(target: str) -> bool:
-    host = target.removeprefix("dns:").removeprefix("ipv4:").removeprefix("ipv6:").lstrip("/")
-    return target.startswith("unix:") or host.startswith(("localhost:", "127.", "[::1]", "::1"))
+        return grpc.aio.insecure_channel(target, _OPTIONS)
+    return grpc.aio.secure_channel(target, credentials, _OPTIONS)

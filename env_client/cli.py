@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import sys
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, TextIO
@@ -12,12 +13,15 @@ from typing import TYPE_CHECKING, TextIO
 from google.protobuf.json_format import MessageToDict
 
 from env_client.batch import Batch, TasksError, read_tasks
+from env_client.channels import open_sync_channel
 from env_client.client import EnvClient
 from env_client.config import ClientSettings, SettingsError, make_parser
 from env_client.errors import EnvError, InvalidRequestError, UnavailableError
+from env_client.pool import why_not_ready_sync
 from env_client.progress import open_display
 from env_client.sync import SyncEnvClient
 from env_client.tally import Tally
+from env_client.top import PoolWatch, open_top
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -35,6 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         settings = ClientSettings.from_namespace(namespace)
         if namespace.command == "run":
             return _run(settings)
+        if namespace.command == "top":
+            return _top(settings)
         return _ask(namespace.command, settings, getattr(namespace, "request_id", ""))
     except (SettingsError, TasksError, InvalidRequestError) as error:
         print(f"env-client: {error}", file=sys.stderr)
@@ -55,11 +61,29 @@ def _ask(command: str, settings: ClientSettings, request_id: str) -> int:
         if command == "health":
             health = client.health()
             print(health)
-            return _OK if health == "SERVING" else _FAILED
+            if health == "SERVING":
+                return _OK
+            with open_sync_channel(settings.broker, None) as channel:
+                if why := why_not_ready_sync(channel):
+                    print(why)
+            return _FAILED
         if command == "describe":
             print(json.dumps(MessageToDict(client.describe(), preserving_proto_field_name=True), indent=2))
         else:
             print(client.cancel(request_id))
+    return _OK
+
+
+def _top(settings: ClientSettings) -> int:
+    assert settings.broker is not None
+    try:
+        with open_top(settings.broker, as_json=settings.as_json, live=not settings.once) as display:
+            PoolWatch(
+                settings.broker, display, interval_seconds=settings.interval_seconds, once=settings.once
+            ).run_until_interrupt()
+    except BrokenPipeError:
+        # Whoever read has read enough. Nor shall the interpreter complain when it flushes at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return _OK
 
 

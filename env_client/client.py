@@ -23,6 +23,7 @@ from env_client.courier import CancelCourier
 from env_client.errors import UnavailableError
 from env_client.home import Home
 from env_client.intake import Intake
+from env_client.pool import not_ready, why_not_ready
 from env_client.request import (
     PROTOCOL_GENERATION,
     Endpoint,
@@ -221,9 +222,8 @@ class EnvClient:
                         call.cancel()
                     await asyncio.sleep(0.1)
         except TimeoutError as error:
-            raise UnavailableError(
-                f"{self.target} was not SERVING within {timeout} s, at last: {last}; see the server's log"
-            ) from error
+            why = await why_not_ready(self._open_channel()) if last == "NOT_SERVING" else ""
+            raise not_ready(self.target, timeout, last, why) from error
 
     async def cancel(self, request_id: str, *, timeout: float = 10.0) -> str:
         """Take a run back: end it if it is live, discard its episode if its reply has left.

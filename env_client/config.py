@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 VARIABLE_PREFIX: Final = "ENV_CLIENT_"
 COMMANDS: Final = {
     "run": "run tasks and write their episodes as JSON lines",
-    "health": "say whether the server would take a run; exit code 0 if so",
+    "health": "say whether the server would take a run, and if not why; exit code 0 if it would",
+    "top": "show a broker's pool live: workers, slots, queue, counters; Ctrl-C ends it",
     "describe": "say what is served, within which limits, as JSON",
     "cancel": "take one run back and say what became of it",
 }
@@ -69,6 +70,16 @@ class ClientSettings:
         "--wait-seconds", 30.0, "s", "how long to wait for a server that takes runs before the first one"
     )
 
+    once: bool = _setting(
+        "--once", False, "switch", "show the pool once; exit code 1 if there is no view of it", ("top",)
+    )
+    as_json: bool = _setting(
+        "--json", False, "switch", "one JSON object for each view, on a line of its own", ("top",)
+    )
+    interval_seconds: float = _setting(
+        "--interval-seconds", 1.0, "s", "least time between two views of the pool", ("top",)
+    )
+
     def __post_init__(self) -> None:
         if self.broker is None:
             raise SettingsError(f"--broker is not set; give HOST:PORT there or in {VARIABLE_PREFIX}BROKER")
@@ -82,6 +93,7 @@ class ClientSettings:
         self._check_range("concurrency", 1, 100_000)
         self._check_range("timeout", 0, 10**7)
         self._check_range("wait_seconds", 0, 86_400)
+        self._check_range("interval_seconds", 0.1, 3_600)
         self.sampling_params()
 
     @classmethod
@@ -147,14 +159,22 @@ def make_parser() -> configargparse.ArgumentParser:
             chosen.add_argument("request_id", metavar="ID", help="the run: 32 lower-case hexadecimal digits")
         for setting in settings_table():
             if command in setting.commands:
-                default = "" if setting.default in (None, "") else f"; default {setting.default}"
-                chosen.add_argument(
-                    setting.flag,
-                    dest=setting.name,
-                    env_var=setting.variable,
-                    default=setting.default,
-                    type=_TYPES.get(setting.name, str if setting.default is None else type(setting.default)),
-                    metavar=setting.unit.upper() if setting.unit.islower() else setting.unit,
-                    help=f"{setting.help} [{setting.variable}{default}]".replace("%", "%%"),
-                )
+                _add_setting(chosen, setting)
     return parser
+
+
+def _add_setting(parser: configargparse.ArgumentParser, setting: Setting) -> None:
+    default = "" if setting.default in (None, "", False) else f"; default {setting.default}"
+    described: dict[str, Any] = {
+        "dest": setting.name,
+        "env_var": setting.variable,
+        "help": f"{setting.help} [{setting.variable}{default}]".replace("%", "%%"),
+    }
+    if setting.unit == "switch":
+        described["action"] = "store_true"
+    else:
+        described["default"] = setting.default
+        described["metavar"] = setting.unit.upper() if setting.unit.islower() else setting.unit
+        kind = str if setting.default is None else type(setting.default)
+        described["type"] = _TYPES.get(setting.name, kind)
+    parser.add_argument(setting.flag, **described)

@@ -24,6 +24,7 @@ from env_client.courier import CancelCourier
 from env_client.errors import RunDeadlineError, UnavailableError
 from env_client.home import Home
 from env_client.intake import Intake
+from env_client.pool import not_ready, why_not_ready_sync
 from env_client.request import (
     PROTOCOL_GENERATION,
     Endpoint,
@@ -202,9 +203,8 @@ class SyncEnvClient:
                 call.cancel()
             left = None if deadline is None else deadline - time.monotonic()
             time.sleep(0.1 if left is None else min(0.1, max(0.0, left)))
-        raise UnavailableError(
-            f"{self.target} was not SERVING within {timeout} s, at last: {last}; see the server's log"
-        )
+        why = why_not_ready_sync(self._connected().channel) if last == "NOT_SERVING" else ""
+        raise not_ready(self.target, timeout, last, why)
 
     def cancel(self, request_id: str, *, timeout: float = 10.0) -> str:
         """As `EnvClient.cancel`."""

@@ -134,6 +134,10 @@ def test_cancel(service: ScriptedService, capsys: pytest.CaptureFixture[str]) ->
         (["run", "--broker", "h:1", "--sampling", "[]"], "--sampling is a JSON list"),
         (["run", "--broker", "h:1", "--tasks", "no/such/file"], "no/such/file"),
         (["run", "--broker", "h:1", "--out", "no/such/file"], "--out no/such/file"),
+        (
+            ["top", "--broker", "h:1", "--interval-seconds", "0.01"],
+            "--interval-seconds is 0.01",
+        ),
     ],
 )
 def test_usage(
@@ -144,7 +148,7 @@ def test_usage(
     assert found in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [[], ["top"], ["run", "--no-such-flag"]])
+@pytest.mark.parametrize("arguments", [[], ["no-such-command"], ["run", "--no-such-flag"]])
 def test_what_argparse_refuses(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(arguments)

@@ -19,7 +19,7 @@ from env_client import (
     QueueFullError,
     UnavailableError,
 )
-from env_client.channels import channel_options, open_aio_channel, open_sync_channel
+from env_client.channels import open_aio_channel, open_sync_channel
 from tests.helpers.deltas import episode_stream
 from tests.helpers.scripted_end import End
 from tests.helpers.scripted_service import ScriptedService, Send
@@ -127,14 +127,6 @@ async def test_big_requests_and_messages_cross(service: ScriptedService) -> None
 async def test_a_client_that_was_never_used_closes() -> None:
     async with EnvClient("127.0.0.1:1"):
         pass
-
-
-@pytest.mark.parametrize(
-    "target", ["127.0.0.1:1", "localhost:1", "[::1]:1", "ipv4:127.0.0.1:1", "unix:/run/x"]
-)
-def test_loopback_asks_no_proxy(target: str) -> None:
-    assert ("grpc.enable_http_proxy", 0) in channel_options(target)
-    assert ("grpc.enable_http_proxy", 0) not in channel_options("engine.example:1")
 
 
 async def test_tls_channels() -> None:
