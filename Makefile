@@ -14,10 +14,11 @@ RELEASE_IMAGE := protos/last_release.binpb
 # miss one.
 CORE := env_worker/domain/ledger.py,env_worker/domain/runs.py,env_worker/domain/tombstones.py,env_worker/domain/sessions.py,$\
 	env_worker/delta/diff.py,env_broker/route.py,env_broker/routes.py,env_broker/route_memory.py,env_broker/sessions.py,$\
-	env_broker/remembered.py,env_broker/tombstones.py,env_broker/pool.py,$\
+	env_broker/remembered.py,env_broker/tombstones.py,env_broker/pool.py,env_broker/waiters.py,env_broker/scale.py,$\
 	env_client/assembly.py,env_client/confirmations.py
 CORE_TESTS := tests/unit/worker/ledger tests/unit/worker/delta tests/unit/broker/test_routes.py \
-	tests/unit/broker/test_pool.py tests/unit/broker/test_sessions.py tests/unit/broker/test_confirm_routes.py \
+	tests/unit/broker/test_pool.py tests/unit/broker/test_waiters.py tests/unit/broker/test_scale.py \
+	tests/unit/broker/test_sessions.py tests/unit/broker/test_confirm_routes.py \
 	tests/unit/client/test_assembly.py tests/unit/client/test_confirmations.py
 
 help: ## List the targets
@@ -68,6 +69,14 @@ soak: $(VENV)/.installed-dev ## 100,000 runs, most of them disturbed: is memory 
 mutants: $(VENV)/.installed-dev ## Break the contract in some ninety ways: each must fail a test. About 5 minutes
 	$(BIN)/python -m tests.mutants.run
 
+SECONDS ?= 60
+SEED ?= 1
+chaos: $(VENV)/.installed-dev ## Random faults under load for SECONDS=60 from SEED=1: does every promise hold?
+	$(BIN)/python -m tests.chaos --seconds $(SECONDS) --seed $(SEED)
+
+fault-matrix: $(VENV)/.installed-dev ## Play the fault matrix, and write docs/fault_matrix.md from what passed
+	$(BIN)/python -m tests.helpers.fault_matrix
+
 bench-confirm: $(VENV)/.installed-dev ## What a confirmation costs, as a ratio
 	$(BIN)/python -m benchmarks.confirm_cost
 
@@ -100,4 +109,4 @@ test-compose: ## Build the image, bring the pool up, run the client, take it dow
 clean: ## Remove environments and caches
 	rm -rf $(VENV) .venv-protos build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
-.PHONY: help run test verify lint drift coverage soak mutants bench-confirm protos docs release-image format up down test-compose clean
+.PHONY: help run test verify lint drift coverage soak mutants chaos fault-matrix bench-confirm protos docs release-image format up down test-compose clean

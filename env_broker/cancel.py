@@ -43,6 +43,7 @@ class Canceller:
         links: instance -> the worker's link, kept by the registry.
         dispatcher: has the runs that still wait.
         errands: owns the broker's own cancels.
+        on_sent: called with the request_id of each run whose worker is asked.
         on_taken_back: called with the request_id of each run that was answered ABORTED or DISCARDED.
     """
 
@@ -54,12 +55,14 @@ class Canceller:
         dispatcher: Dispatcher,
         errands: Errands,
         clock: Clock,
+        on_sent: Callable[[str], None] = lambda _: None,
         on_taken_back: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._routes: Final = routes
         self._links: Final = links
         self._dispatcher: Final = dispatcher
         self._errands: Final = errands
+        self._on_sent: Final = on_sent
         self._on_taken_back: Final = on_taken_back
         self._clock: Final = clock
 
@@ -89,6 +92,7 @@ class Canceller:
         link = self._links.get(decision.worker or "")
         if link is None:
             raise silent(request_id, decision.worker or "", "has no connection to this broker")
+        self._on_sent(request_id)
         try:
             outcome = await ask(link, request_id, cause, self._clock)
         except Refusal:

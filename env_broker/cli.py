@@ -5,22 +5,23 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import os
 import sys
 from typing import TYPE_CHECKING
 
-from env_broker.config import BrokerSettings, SettingsError
+from env_broker.config import BrokerSettings, SettingsError, make_parser
+from env_broker.exit_code import EXIT_CANNOT_START, EXIT_USAGE, HELP
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_USAGE_ERROR = 2
-_START_ERROR = 1
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit code: 0 stopped, 1 could not start, 2 wrong usage."""
+    """Run the command line. Returns the exit code; see exit_code."""
     argv = list(sys.argv[1:] if arguments is None else arguments)
-    parser = argparse.ArgumentParser(prog="env-broker", description="One address in front of many workers.")
+    parser = argparse.ArgumentParser(
+        prog="env-broker", description="One address in front of many workers.", epilog=HELP
+    )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     commands.add_parser("serve", help="serve until SIGTERM; see `env-broker serve --help`", add_help=False)
     parser.parse_args(argv[:1])
@@ -28,22 +29,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _serve(argv: Sequence[str]) -> int:
+    parser = make_parser()
+    parser.epilog = HELP
+    namespace = parser.parse_args(list(argv), env_vars=os.environ)
     try:
-        settings = BrokerSettings.from_arguments(argv)
+        settings = BrokerSettings.from_namespace(namespace)
     except SettingsError as error:
         print(f"env-broker serve: {error}", file=sys.stderr)
-        return _USAGE_ERROR
+        return EXIT_USAGE
     logging.basicConfig(
         stream=sys.stderr,
         level=settings.log_level.upper(),
         format="time=%(asctime)s level=%(levelname)s module=%(name)s %(message)s",
         datefmt="%Y-%m-%dT%H:%M:%S",
     )
-    from env_broker.server import StartError, serve  # imports grpc, which --help can do without
+    # These import grpc, which --help can do without.
+    from env_broker.serve import serve
+    from env_broker.server import StartError
 
     try:
-        asyncio.run(serve(settings))
+        return asyncio.run(serve(settings))
     except StartError as error:
         print(f"env-broker serve: {error}", file=sys.stderr)
-        return _START_ERROR
-    return 0
+        return EXIT_CANNOT_START

@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final, Protocol
 
-from env_broker.pool import Pool, QueueFullError, Waiter, Waiters, Worker
 from env_broker.status import Refusal, short
+from env_broker.waiters import QueueFullError, Waiter, Waiters
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable
+
+    from env_broker.pool import Pool, Worker
 
 _RETRY_SECONDS: Final = 1.0
 """After how long a run that found the queue full should come again."""
+
+_MOST_NAMED: Final = 3
+"""Workers that cannot be reached, in one message."""
 
 
 class Prospects(Protocol):
@@ -31,12 +36,18 @@ class Dispatcher:
     Args:
         pool: the registered workers.
         max_queue: most runs that wait.
+        max_queue_bytes: most bytes that their requests have together. A request that is larger by itself
+            waits only where nothing else does: it could never run otherwise.
         prospects: workers that may still come.
     """
 
-    def __init__(self, pool: Pool, *, max_queue: int, prospects: Prospects) -> None:
+    def __init__(
+        self, pool: Pool, *, max_queue: int, max_queue_bytes: int = 2**63, prospects: Prospects
+    ) -> None:
         self._pool: Final = pool
         self._max_queue: Final = max_queue
+        self._max_queue_bytes: Final = max_queue_bytes
+        self._queued_bytes = 0
         self._prospects: Final = prospects
         self._waiters: Final[Waiters[asyncio.Future[Worker]]] = Waiters(max_queue)
         self._waiting: dict[str, Waiter[asyncio.Future[Worker]]] = {}
@@ -46,6 +57,15 @@ class Dispatcher:
     def queued(self) -> int:
         """Runs that wait now."""
         return len(self._waiters)
+
+    def queued_for(self, environments: Iterable[str]) -> int:
+        """Those of them that one who serves these environments could carry."""
+        return self._waiters.count((*environments, ""))
+
+    @property
+    def queued_bytes(self) -> int:
+        """What their requests have together."""
+        return self._queued_bytes
 
     @property
     def closed(self) -> bool:
@@ -58,6 +78,7 @@ class Dispatcher:
         environment: str,
         *,
         priority: int = 0,
+        size: int = 0,
         timeout: float | None = None,
         avoid: Collection[str] = (),
     ) -> Worker:
@@ -65,6 +86,7 @@ class Dispatcher:
 
         Args:
             environment: empty where the pool serves exactly one.
+            size: bytes of the run's request, which is held while it waits.
             timeout: seconds until the run's deadline; None: it has none.
             avoid: instances that have refused this run already; they get it only out of the queue.
 
@@ -75,23 +97,25 @@ class Dispatcher:
         if self._closed is not None:
             raise self._closed
         environment = self._resolve(environment)
-        if (worker := self._pick(environment, avoid)) is not None:
+        if (worker := self._pool.pick(environment, avoid)) is not None:
             self._pool.acquire(worker)
             return worker
         if (refusal := self._verdict(environment)) is not None:
             raise refusal
+        if len(self._waiters) and self._queued_bytes + size > self._max_queue_bytes:
+            raise self._full(
+                f"the requests of {len(self._waiters)} runs that wait for a worker have {self._queued_bytes} "
+                f"bytes, this one has {size}, the limit is {self._max_queue_bytes}; send the run again later",
+                limit=self._max_queue_bytes,
+                value=self._queued_bytes + size,
+            )
         place: asyncio.Future[Worker] = asyncio.get_running_loop().create_future()
         try:
             waiter = self._waiters.push(environment, place, priority)
         except QueueFullError as error:
-            raise Refusal(
-                "QUEUE_FULL",
-                f"{error}, under a new request_id, in {_RETRY_SECONDS:g} s",
-                retry_after=_RETRY_SECONDS,
-                limit=self._max_queue,
-                value=len(self._waiters),
-            ) from None
+            raise self._full(str(error), limit=self._max_queue, value=len(self._waiters)) from None
         self._waiting[request_id] = waiter
+        self._queued_bytes += size
         try:
             async with asyncio.timeout(timeout):
                 return await place
@@ -110,6 +134,7 @@ class Dispatcher:
         finally:
             self._waiters.remove(waiter)
             del self._waiting[request_id]
+            self._queued_bytes -= size
 
     def release(self, worker: Worker) -> None:
         """Give a slot back, and to the first run that waits for it."""
@@ -144,8 +169,7 @@ class Dispatcher:
         return self._prospects.hopeful() or any(
             worker.instance not in avoid
             and (not worker.environments or environment in ("", *worker.environments))
-            for worker in self._pool.workers()
-            if not worker.draining
+            for worker in self._live()
         )
 
     def _give_back(self, place: asyncio.Future[Worker]) -> None:
@@ -154,7 +178,7 @@ class Dispatcher:
             self.release(place.result())
 
     def _fill(self, worker: Worker) -> None:
-        while not worker.draining and worker.busy < worker.slots:
+        while worker.reachable and not worker.draining and worker.busy < worker.slots:
             # Runs that named no environment wait under the empty name for the only one there is.
             unnamed = ("",) if len(self._served()) == 1 else ()
             waiter = self._waiters.pop((*worker.environments, *unnamed))
@@ -164,14 +188,12 @@ class Dispatcher:
                 self._pool.acquire(worker)
                 waiter.value.set_result(worker)
 
-    def _pick(self, environment: str, avoid: Collection[str]) -> Worker | None:
-        if not avoid:
-            return self._pool.pick(environment)
-        others = [w for w in self._pool.workers() if w.takes(environment) and w.instance not in avoid]
-        return min(others, key=lambda worker: worker.busy / worker.slots, default=None)
+    def _live(self) -> list[Worker]:
+        """The workers that take runs, or may come to in a moment: not those that were dialled in vain."""
+        return [w for w in self._pool.workers() if not w.draining and not w.unreachable_because]
 
     def _served(self) -> frozenset[str]:
-        return frozenset().union(*(w.environments for w in self._pool.workers() if not w.draining))
+        return frozenset().union(*(worker.environments for worker in self._live()))
 
     def _resolve(self, environment: str) -> str:
         served = self._served()
@@ -190,20 +212,50 @@ class Dispatcher:
                 field="environment",
                 value="",
             )
-        ready = [worker for worker in self._pool.workers() if not worker.draining]
-        if self._prospects.hopeful() or any(not worker.environments for worker in ready):
+        live, unreachable = self._live(), self._unreachable(environment)
+        if self._prospects.hopeful() or any(not worker.environments for worker in live):
             return None
-        if ready:
+        if live and not unreachable:
             return Refusal(
                 "ENVIRONMENT_NOT_FOUND",
                 f"no worker serves environment {environment[:128]!r}; there are: {names}",
                 field="environment",
                 value=environment,
             )
-        detail = self._prospects.detail()
+        detail = "; ".join(part for part in (_unreachable(unreachable), self._prospects.detail()) if part)
         return Refusal(
             "NO_WORKER_READY",
-            f"{len(self._pool)} workers are registered and none takes runs; send the run again when Health "
-            "says SERVING" + (f" ({detail})" if detail else ""),
+            f"{len(self._pool)} workers are registered and none takes runs of that environment; send the run "
+            "again when Health says SERVING" + (f" ({detail})" if detail else ""),
             value=len(self._pool),
         )
+
+    def _unreachable(self, environment: str) -> list[Worker]:
+        """Workers that would take such a run if they could be dialled."""
+        return [
+            worker
+            for worker in self._pool.workers()
+            if worker.unreachable_because
+            and not worker.draining
+            and (not environment or not worker.environments or environment in worker.environments)
+        ]
+
+    def _full(self, what: str, *, limit: int, value: int) -> Refusal:
+        return Refusal(
+            "QUEUE_FULL",
+            f"{what}, under a new request_id, in {_RETRY_SECONDS:g} s",
+            retry_after=_RETRY_SECONDS,
+            limit=limit,
+            value=value,
+        )
+
+
+def _unreachable(workers: list[Worker]) -> str:
+    """For people: why they cannot be dialled."""
+    some = [
+        f"worker {worker.instance[:8]} cannot be reached at {worker.address}: {worker.unreachable_because}"
+        for worker in workers[:_MOST_NAMED]
+    ]
+    if some:
+        some[-1] += "; start it with an --advertise HOST:PORT that the broker can dial"
+    return "; ".join(some)

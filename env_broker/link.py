@@ -8,12 +8,16 @@ from typing import TYPE_CHECKING, Final, Protocol
 import grpc.aio
 from envtrio.v1 import env_service_pb2
 
+from env_broker.channel_options import CHANNEL_OPTIONS
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from envtrio.v1.env_service_pb2 import (
         CancelRequest,
         CancelResponse,
+        DescribeRequest,
+        DescribeResponse,
         EnvironmentDescription,
         SessionRequest,
         SessionResponse,
@@ -21,30 +25,8 @@ if TYPE_CHECKING:
 
     from env_broker.pool import Worker
 
-MEBIBYTE: Final = 1024 * 1024
-MAX_MESSAGE_BYTES: Final = 64 * MEBIBYTE
-"""Most bytes of one message's payload, on every hop."""
-
-SIZE_OPTIONS: Final = (
-    # Receivers allow 1 MiB more, for envelopes.
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES + MEBIBYTE),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES + MEBIBYTE),
-)
-
 _MOST_AT_ONCE: Final = 1_024
 """Cancels of lost sessions that are under way at once."""
-
-_CHANNEL_OPTIONS: Final = (
-    *SIZE_OPTIONS,
-    ("grpc.keepalive_time_ms", 5_000),
-    ("grpc.http2.ping_timeout_ms", 5_000),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.enable_http_proxy", 0),
-    # A worker that came back at its old address gets a connection of its own, not a broken one's backoff.
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 2_000),
-)
 
 
 class Leg(Protocol):
@@ -73,7 +55,7 @@ class WorkerLink:
         self.legs: Final[set[Leg]] = set()
         self.gate: Final = asyncio.Semaphore(_MOST_AT_ONCE)
         self.address: Final = worker.address
-        self._channel: Final = grpc.aio.insecure_channel(worker.address, options=_CHANNEL_OPTIONS)
+        self._channel: Final = grpc.aio.insecure_channel(worker.address, options=CHANNEL_OPTIONS)
         # No (de)serializers: what a worker streams is never decoded here.
         self._run: Final[grpc.aio.UnaryStreamMultiCallable[bytes, bytes]] = self._channel.unary_stream(
             "/envtrio.v1.EnvService/Run"
@@ -85,7 +67,13 @@ class WorkerLink:
                 response_deserializer=env_service_pb2.CancelResponse.FromString,
             )
         )
-
+        self._describe: Final[grpc.aio.UnaryUnaryMultiCallable[DescribeRequest, DescribeResponse]] = (
+            self._channel.unary_unary(
+                "/envtrio.v1.EnvService/Describe",
+                request_serializer=env_service_pb2.DescribeRequest.SerializeToString,
+                response_deserializer=env_service_pb2.DescribeResponse.FromString,
+            )
+        )
         self._session: Final[grpc.aio.StreamStreamMultiCallable[SessionRequest, SessionResponse]] = (
             self._channel.stream_stream(
                 "/envtrio.v1.EnvService/Session",
@@ -102,7 +90,17 @@ class WorkerLink:
     @property
     def ready(self) -> bool:
         """Whether it takes runs, at once or when a slot is free."""
-        return bool(self.worker.environments) and not self.worker.draining
+        return bool(self.worker.environments) and self.reachable and not self.worker.draining
+
+    @property
+    def reachable(self) -> bool:
+        """Whether the broker has reached it at its address, and the connection did not break since."""
+        return self.worker.reachable
+
+    @property
+    def unreachable_because(self) -> str:
+        """Why not; empty while that is not known, or it is."""
+        return self.worker.unreachable_because
 
     def run(self, request: bytes, timeout: float | None) -> grpc.aio.UnaryStreamCall[bytes, bytes]:
         """Start a run with the request's bytes; `timeout` in seconds. The caller cancels the call."""
@@ -111,6 +109,17 @@ class WorkerLink:
     def cancel(self, request: CancelRequest) -> grpc.aio.UnaryUnaryCall[CancelRequest, CancelResponse]:
         """Send a Cancel."""
         return self._cancel(request)
+
+    def describe(
+        self, request: DescribeRequest, timeout: float
+    ) -> grpc.aio.UnaryUnaryCall[DescribeRequest, DescribeResponse]:
+        """Ask what it is; `timeout` in seconds."""
+        return self._describe(request, timeout=timeout)
+
+    async def disconnected(self) -> None:
+        """Return when there is no connection to it."""
+        while (state := self._channel.get_state()) is grpc.ChannelConnectivity.READY:
+            await self._channel.wait_for_state_change(state)
 
     def session(self) -> grpc.aio.StreamStreamCall[SessionRequest, SessionResponse]:
         """Start a session's stream. The caller cancels the call."""

@@ -8,13 +8,17 @@ import logging
 import os
 import signal
 import sys
+import uuid
 from typing import TYPE_CHECKING, Final
 
+from env_broker.ending import Ending
+from env_broker.leftovers import MARK_VARIABLE, kill_leftovers, stopped
 from env_broker.log_tail import LogTail
+from env_broker.patience import Patience
 from env_broker.tasks import first_of
+from env_broker.worker_process import WorkerProcess
 
 if TYPE_CHECKING:
-    from asyncio.subprocess import Process
     from collections.abc import Callable, Sequence
 
     from env_broker.clock import Clock
@@ -28,8 +32,8 @@ _FIRST_DELAY_SECONDS: Final = 0.5
 _LAST_DELAY_SECONDS: Final = 15.0
 _HOPEFUL_FAILURES: Final = 3
 """So many starts in a row without a registration, and runs no longer wait for this worker."""
-_REPORTED_LINES: Final = 10
-_REPORTED_CHARACTERS: Final = 800
+_DEATH_SECONDS: Final = 1.0
+"""So long after the end of its lease a process that has died was found dead."""
 
 
 def restart_delay(failures: int) -> float:
@@ -46,26 +50,45 @@ class LocalWorker:
         slot: its number, from 0.
         command: the process's command line.
         on_change: called when its prospects have changed.
+        on_end: called when a process has ended.
+        mute_seconds: how long a process that runs may be without a lease that it had, until it is killed.
+        leave_seconds: how long a process that leaves may take, until it is killed.
+        exits: so many processes in a row have ended in the place that it takes over.
     """
 
     def __init__(
-        self, slot: int, command: Sequence[str], clock: Clock, on_change: Callable[[], None]
+        self,
+        slot: int,
+        command: Sequence[str],
+        clock: Clock,
+        on_change: Callable[[], None],
+        *,
+        on_end: Callable[[Ending], None] = lambda _: None,
+        mute_seconds: float = 120.0,
+        leave_seconds: float = 120.0,
+        exits: int = 0,
     ) -> None:
         self.slot: Final = slot
         self._command: Final = tuple(command)
         self._clock: Final = clock
         self._on_change: Final = on_change
-        self._process: Process | None = None
+        self._on_end: Final = on_end
+        self._mute: Final = Patience(mute_seconds)
+        self._leave: Final = Patience(leave_seconds)
+        self._process: WorkerProcess | None = None
+        self._started = clock.now()
         self._tail = LogTail()
         self._ended = asyncio.Event()
-        self._stopping: Final = asyncio.Event()
-        self._instance = ""
-        """Of the process that has registered; empty until it has."""
-        self._exits = 0
+        self._leaving: Final = asyncio.Event()
+        self._exits = exits
         self._starts_in_vain = 0
-        self.last_exit = ""
-        """How its last process ended, for people; empty before."""
-        self._last_instance = ""
+        self._killed_because = ""
+        self._lost_lease_at: float | None = None
+        self._last = Ending("", 0, "")
+        self.starts = 0
+        """Processes that were started."""
+        self.instance = ""
+        """Of the process that has registered; empty until it has."""
 
     @property
     def pid(self) -> int | None:
@@ -73,104 +96,172 @@ class LocalWorker:
         return None if self._process is None else self._process.pid
 
     @property
+    def leaving(self) -> bool:
+        """Whether no further process will fill the place."""
+        return self._leaving.is_set()
+
+    @property
+    def starting(self) -> bool:
+        """Whether a process of it has yet to register, also one that waits to be started."""
+        return not (self.instance or self.leaving)
+
+    @property
+    def failing(self) -> bool:
+        """Whether it is starting after a start in vain."""
+        return self.starting and self._starts_in_vain > 0
+
+    @property
     def hopeful(self) -> bool:
-        """Whether its process is expected to register soon."""
-        return not self._instance and not self._stopping.is_set() and self._starts_in_vain < _HOPEFUL_FAILURES
+        """Whether its process is expected to register soon. Also for a moment after it lost its lease: it is
+        about to be found dead, most likely, and then another is started."""
+        if self.leaving:
+            return False
+        return self._lost_lease_at is not None or (self.starting and self._starts_in_vain < _HOPEFUL_FAILURES)
+
+    @property
+    def last_exit(self) -> str:
+        """How its last process ended, for people; empty before."""
+        return self._last.words
+
+    @property
+    def exits(self) -> int:
+        """Processes that have ended in a row, this one included; none before it if this one is steady."""
+        return 1 if self._clock.now() - self._started >= STEADY_SECONDS else self._exits + 1
 
     def registered(self, instance: str) -> None:
         """Its process has registered as that instance."""
-        self._instance = instance
-        self._starts_in_vain = 0
+        self.instance, self._starts_in_vain, self._lost_lease_at = instance, 0, None
+
+    def lost_lease(self) -> None:
+        """The lease that its process had is over."""
+        self._lost_lease_at = self._clock.now()
 
     async def run(self) -> None:
-        """Keep the place filled until `stop`. Cancelling it leaves no process behind."""
-        while not self._stopping.is_set():
-            started = self._clock.now()
-            try:
-                await self._live()
-            except OSError as error:
-                self.last_exit = f"worker {self.slot} could not be started: {error}"
-                log.error("slot=%d cannot start: %s", self.slot, error)
-            if self._stopping.is_set():
-                return
-            steady = self._clock.now() - started >= STEADY_SECONDS
-            self._exits = 1 if steady else self._exits + 1
-            self._starts_in_vain += not self._instance
-            self._instance = ""
-            self._on_change()
+        """Keep the place filled until it is left. Cancelling it leaves no process behind."""
+        while True:
             await self._pause(restart_delay(self._exits))
+            if self.leaving:
+                return
+            self._started = self._clock.now()
+            mark = uuid.uuid4().hex
+            try:
+                process = await WorkerProcess.start(self._command, self._variables(mark))
+            except (OSError, RuntimeError) as error:  # no such program, no more processes, no more threads
+                log.error("slot=%d cannot start: %s", self.slot, error)
+                self._over(Ending("", 0, f"worker {self.slot} could not be started: {error}"))
+                continue
+            try:
+                await self._live(process)
+            finally:
+                process.close()
+                await self._sweep(mark, process.pid)
 
     async def last_words(self, instance: str, seconds: float) -> str:
         """How that instance ended and what it logged last; waits up to `seconds` for its end."""
-        if instance == self._instance:
+        if instance == self.instance:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ended.wait(), seconds)
-        return self.last_exit if instance == self._last_instance else ""
+        return self._last.words if instance and instance == self._last.instance else ""
+
+    def look(self, now: float, *, leased: bool) -> None:
+        """Kill a process that can no longer do what it should; `leased`: its registration stands.
+
+        The time in which it is stopped does not count: continued, it comes back as it was.
+        """
+        if self._lost_lease_at is not None and now - self._lost_lease_at >= _DEATH_SECONDS:
+            self._lost_lease_at = None
+            self._on_change()
+        pid = self.pid
+        if pid is None or self._killed_because:
+            return
+        halted = stopped(pid)
+        if leased or halted or self.leaving or not self.instance:
+            self._mute.renew(now)
+        if self._mute.over(now, counts=True):
+            self._kill(
+                "it runs, but has not renewed its lease for --stuck-seconds; an environment may hold its "
+                "interpreter, which --isolate=process would contain"
+            )
+        elif self._leave.over(now, counts=self.leaving and not halted):
+            self._kill("it drains, lingers and ends for longer than it may")
 
     def signal(self, number: signal.Signals) -> None:
         """Send its process a signal; none where it has ended."""
-        if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(number)
+        if self._process is not None:
+            self._process.signal(number)
+
+    def leave(self) -> None:
+        """Start no further process; the one there is drains by itself."""
+        self._leaving.set()
 
     def stop(self) -> None:
-        """Start no further process, and tell the one there is to drain and stop."""
-        self._stopping.set()
-        self.signal(signal.SIGTERM)
+        """Start no further process, and tell the one there is to drain and stop, unless it does already."""
+        if not self.leaving:  # a second signal would hurry it
+            self.leave()
+            self.signal(signal.SIGTERM)
+
+    def _kill(self, why: str) -> None:
+        self._killed_because = why
+        log.error("slot=%d pid=%s worker=%s is killed: %s", self.slot, self.pid, self.instance[:8], why)
+        self.signal(signal.SIGKILL)
 
     async def _pause(self, seconds: float) -> None:
         if seconds:
-            await first_of(self._clock.sleep(seconds), _wait(self._stopping))
+            await first_of(self._clock.sleep(seconds), _wait(self._leaving))
 
-    async def _live(self) -> None:
-        """One process, from its start to its end."""
-        self._ended, self._tail = asyncio.Event(), LogTail()
-        started = self._clock.now()
-        process = self._process = await asyncio.create_subprocess_exec(
-            *self._command,
-            # It ends when this pipe closes, also where the broker dies without a word.
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env={**_inherited(), "ENV_WORKER_LOCAL_SLOT": str(self.slot), "PYTHONUNBUFFERED": "1"},
-            # A Ctrl-C at the terminal is for the broker, which then drains its workers.
-            start_new_session=True,
-        )
+    async def _live(self, process: WorkerProcess) -> None:
+        """One process, until its end."""
+        self._process, self._ended, self._tail, self._killed_because = process, asyncio.Event(), LogTail(), ""
+        self.starts += 1
+        drained = asyncio.create_task(self._drain(process))
         try:
-            if self._stopping.is_set():
-                self.stop()  # it was asked to stop while the process was being made
+            if self.leaving:  # since the process was being made
+                self.signal(signal.SIGTERM)
             log.info("slot=%d pid=%d started", self.slot, process.pid)
-            drained = asyncio.create_task(self._drain(process))
-            code = await process.wait()
+            await process.wait()
             # A grandchild may hold the pipe open; its words are not waited for.
             await asyncio.wait({drained}, timeout=0.5)
-            drained.cancel()
-            self._report(code, self._clock.now() - started)
         finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-            self._process = None
-            self._ended.set()
+            process.signal(signal.SIGKILL)
+            code = await process.wait()
+            drained.cancel()
+            await asyncio.gather(drained, return_exceptions=True)
+            self._over(self._ending(code))
 
-    def _report(self, code: int, seconds: float) -> None:
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-        before = "" if self._instance else " before it registered"
-        lines = " | ".join(self._tail.last(_REPORTED_LINES))[-_REPORTED_CHARACTERS:]
-        said = f"; its last lines: {lines}" if lines else "; it logged nothing"
-        self._last_instance = self._instance
-        self.last_exit = f"worker {self.slot} {how} after {seconds:.1f} s{before}{said}"
-        if self._stopping.is_set() and code == 0:
+    async def _sweep(self, mark: str, group: int) -> None:
+        try:
+            left = await asyncio.to_thread(kill_leftovers, mark, group)
+        except RuntimeError as error:  # no more threads
+            log.error("slot=%d cannot look for what its process left behind: %s", self.slot, error)
+            return
+        if left:
+            log.warning("slot=%d had left processes behind, killed: %s", self.slot, ", ".join(left))
+
+    def _over(self, ending: Ending) -> None:
+        """A process has ended, or could not be started: from now on the place waits for the next."""
+        self._last, self._process = ending, None
+        self._exits = self.exits
+        self._starts_in_vain += not self.instance
+        self.instance, self._lost_lease_at = "", None
+        self._ended.set()
+        self._on_end(ending)
+        self._on_change()
+
+    def _ending(self, code: int) -> Ending:
+        seconds = self._clock.now() - self._started
+        ending = Ending.of(self.slot, self.instance, code, seconds, self._killed_because, self._tail)
+        if self.leaving and code == 0:
             log.info("slot=%d stopped", self.slot)
         else:
-            log.error("slot=%d %s", self.slot, self.last_exit)
+            log.error("slot=%d %s", self.slot, ending.words)
+        return ending
 
-    async def _drain(self, process: Process) -> None:
+    async def _drain(self, process: WorkerProcess) -> None:
         """Forward its output line by line: a pipe that is not read would stop it."""
-        assert process.stdout is not None
         tail = self._tail
-        while data := await process.stdout.read(65_536):
-            self._forward(tail.feed(data))
+        async with contextlib.aclosing(process.output()) as output:
+            async for data in output:
+                self._forward(tail.feed(data))
         self._forward(tail.finish())
 
     def _forward(self, lines: Sequence[str]) -> None:
@@ -179,10 +270,11 @@ class LocalWorker:
         if lines:
             sys.stderr.flush()
 
-
-def _inherited() -> dict[str, str]:
-    """The environment without an address that only one of the workers could have."""
-    return {name: value for name, value in os.environ.items() if name != "ENV_WORKER_ADVERTISE"}
+    def _variables(self, mark: str) -> dict[str, str]:
+        """The environment, without an address that only one of the workers could have."""
+        inherited = {name: value for name, value in os.environ.items() if name != "ENV_WORKER_ADVERTISE"}
+        own = {"ENV_WORKER_LOCAL_SLOT": str(self.slot), MARK_VARIABLE: mark, "PYTHONUNBUFFERED": "1"}
+        return {**inherited, **own}
 
 
 async def _wait(event: asyncio.Event) -> None:

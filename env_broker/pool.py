@@ -1,4 +1,4 @@
-"""The workers that can be given runs, and the runs that wait for one.
+"""The workers that can be given runs.
 
 Synchronous and without a clock: `now` is monotonic seconds and must not run backwards. Belongs to one event
 loop.
@@ -6,14 +6,11 @@ loop.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-T = TypeVar("T")
+    from collections.abc import Collection, Iterable
 
 
 class PoolError(RuntimeError):
@@ -24,8 +21,20 @@ class PoolFullError(RuntimeError):
     """The pool has as many workers as it may."""
 
 
-class QueueFullError(RuntimeError):
-    """As many runs wait as may."""
+class Load(NamedTuple):
+    """What a heartbeat says of a worker, whoever its callers are."""
+
+    running: int = 0
+    """Runs that it has, waiting ones included."""
+    open_windows: int = 0
+    """Replies that can still be taken back."""
+    held_arrays: int = 0
+    """Episodes whose training arrays are held."""
+    held_array_bytes: int = 0
+    loop_lag_millis: float = 0.0
+
+
+NO_LOAD: Final = Load()
 
 
 @dataclass(slots=True, eq=False)
@@ -43,11 +52,29 @@ class Worker:
     busy: int = 0
     """Slots taken. Counts on after the worker was removed, so that its runs may give theirs back."""
     draining: bool = False
+    spared: bool = False
+    """It gets runs only where no other has room: the pool could do without it."""
+    reachable: bool = True
+    """Whether it can be dialled at `address`; see `DialBack`, which changes it and the next."""
+    unreachable_because: str = ""
+    """Why it cannot; empty also while nobody has found out yet."""
+    load: Load = NO_LOAD
+    """As of the last heartbeat."""
+    reported_at: float | None = None
+    """When that heartbeat came; None while this lease has had none."""
+    foreign: int = 0
+    """Runs that it had then beyond those of this pool: of callers that dialled it themselves."""
     last_picked: int = field(default=0, repr=False)
+
+    @property
+    def taken(self) -> int:
+        """Slots taken by whomever, as far as it is known here; may be more than it has."""
+        return self.busy + self.foreign
 
     def takes(self, environment: str) -> bool:
         """Whether it would be given a run of that environment now."""
-        return not self.draining and self.busy < self.slots and environment in self.environments
+        open_for_runs = self.reachable and not self.draining
+        return open_for_runs and self.busy < self.slots and environment in self.environments
 
 
 class Pool:
@@ -137,16 +164,26 @@ class Pool:
             before.lease, before.address, before.environments = lease, address, worker.environments
             before.slots, before.late_cancel_seconds = slots, late_cancel_seconds
             before.lease_ends, before.draining = worker.lease_ends, False
+            before.load, before.reported_at, before.foreign = worker.load, None, 0
         return displaced
 
     def heartbeat(
-        self, instance: str, lease: str, now: float, *, environments: Iterable[str] | None = None
+        self,
+        instance: str,
+        lease: str,
+        now: float,
+        *,
+        load: Load = NO_LOAD,
+        environments: Iterable[str] | None = None,
     ) -> bool:
-        """Renew the lease, and say what is served if that has changed. False: that lease is over."""
+        """Renew the lease, note the load, and say what is served if that has changed. False: that lease is
+        over."""
         worker = self._leased(instance, lease)
         if worker is None:
             return False
         worker.lease_ends = now + self._lease_seconds
+        worker.load, worker.reported_at = load, now
+        worker.foreign = max(0, load.running - worker.busy)
         if environments is not None:
             worker.environments = frozenset(environments)
         return True
@@ -164,6 +201,11 @@ class Pool:
         worker.draining = True
         return True
 
+    def spare(self, instance: str) -> None:
+        """Give that worker runs only where no other has room; nobody where `instance` is empty."""
+        for worker in self._workers.values():
+            worker.spared = worker.instance == instance
+
     def expire(self, now: float) -> list[Worker]:
         """Remove the workers whose lease is over, and return them: their runs are lost."""
         lost = [worker for worker in self._workers.values() if worker.lease_ends <= now]
@@ -171,15 +213,16 @@ class Pool:
             del self._workers[worker.instance]
         return lost
 
-    def pick(self, environment: str) -> Worker | None:
-        """The worker with the smallest share of its slots taken, among equals the one picked longest ago.
+    def pick(self, environment: str, avoid: Collection[str] = ()) -> Worker | None:
+        """The worker with the smallest share of its slots taken, by whomever; among equals the one picked
+        longest ago. One that is spared comes last.
 
-        None where no worker that serves `environment` has a free slot. Takes no slot: `acquire` does, without
-        an await in between.
+        None where no worker that serves `environment` has a free slot, those of `avoid` apart. Takes no slot:
+        `acquire` does, without an await in between.
         """
         return min(
-            (worker for worker in self._workers.values() if worker.takes(environment)),
-            key=lambda worker: (worker.busy / worker.slots, worker.last_picked),
+            (w for w in self._workers.values() if w.takes(environment) and w.instance not in avoid),
+            key=lambda worker: (worker.spared, worker.taken / worker.slots, worker.last_picked),
             default=None,
         )
 
@@ -205,70 +248,3 @@ class Pool:
     def _leased(self, instance: str, lease: str) -> Worker | None:
         worker = self._workers.get(instance)
         return worker if worker is not None and worker.lease == lease else None
-
-
-class Waiter(NamedTuple, Generic[T]):
-    """One place in the queue. Sorts by urgency; `order` is unique, so that nothing after it is compared."""
-
-    rank: int
-    order: int
-    environment: str
-    value: T
-
-
-class Waiters(Generic[T]):
-    """Runs that wait for a slot, by environment: higher priority first, then first come, first served.
-
-    It knows no deadlines: a caller that gives up removes its own waiter.
-
-    Args:
-        limit: most waiters, of all environments together.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._limit: Final = limit
-        # One sorted list each, so that a waiter that leaves takes nothing behind: it is found by bisection,
-        # and moving the pointers behind it is cheap at any limit that makes sense here.
-        self._queues: dict[str, list[Waiter[T]]] = {}
-        self._length = 0
-        self._orders = 0
-
-    def __len__(self) -> int:
-        return self._length
-
-    def push(self, environment: str, value: T, priority: int = 0) -> Waiter[T]:
-        """Wait. `value` is the caller's own, and comes back with `pop`.
-
-        Raises:
-            QueueFullError: `limit` is reached.
-        """
-        if self._length >= self._limit:
-            raise QueueFullError(
-                f"{self._length} runs wait for a worker, the limit is {self._limit}; send the run again later"
-            )
-        self._orders += 1
-        self._length += 1
-        waiter = Waiter(-priority, self._orders, environment, value)
-        insort(self._queues.setdefault(environment, []), waiter)
-        return waiter
-
-    def remove(self, waiter: Waiter[T]) -> bool:
-        """Leave the queue. False: it was popped or removed before."""
-        queue = self._queues.get(waiter.environment, [])
-        index = bisect_left(queue, waiter)
-        if index == len(queue) or queue[index].order != waiter.order:
-            return False
-        self._take(queue, index)
-        return True
-
-    def pop(self, environments: Iterable[str]) -> Waiter[T] | None:
-        """The first waiter for any of these environments, taken out of the queue; None where none waits."""
-        first = min((queue[0] for name in environments if (queue := self._queues.get(name))), default=None)
-        return None if first is None else self._take(self._queues[first.environment], 0)
-
-    def _take(self, queue: list[Waiter[T]], index: int) -> Waiter[T]:
-        waiter = queue.pop(index)
-        self._length -= 1
-        if not queue:
-            del self._queues[waiter.environment]
-        return waiter

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import uuid
 from typing import TYPE_CHECKING, Any, Final
@@ -15,7 +14,8 @@ from env_broker.clock import Clock, within
 from env_broker.given_up import GivenUp
 from env_broker.hello import Hello, check_environments, check_hello
 from env_broker.link import WorkerLink
-from env_broker.pool import PoolFullError
+from env_broker.pool import Load, PoolFullError
+from env_broker.registration import Registration
 from env_broker.route import RoutesFullError
 from env_broker.status import Refusal, short
 from env_broker.tasks import first_of
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from grpc.aio import ServicerContext
 
     from env_broker.cancel import Canceller
+    from env_broker.dial_back import DialBack
     from env_broker.pool import Pool, Worker
     from env_broker.routes import RouteTable
     from env_broker.tasks import Errands
@@ -35,27 +36,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-
 _STOPPED: Final = "it has stopped"
-
-
-class Registration:
-    """One lease: ends when its stream does, when it expires, or when somebody else ends it."""
-
-    def __init__(self, lease: str) -> None:
-        self.lease: Final = lease
-        self._over: Final = asyncio.Event()
-        self._refusal = Refusal("LEASE_EXPIRED", f"lease {short(lease)} is over; register again")
-
-    def end(self, refusal: Refusal) -> None:
-        """End it with a status."""
-        self._refusal = refusal
-        self._over.set()
-
-    async def over(self) -> None:
-        """Raises the Refusal with which it was ended."""
-        await self._over.wait()
-        raise self._refusal
+_BROKE: Final = "its stream broke"
 
 
 class Registry(RegistryServiceServicer):
@@ -63,8 +45,11 @@ class Registry(RegistryServiceServicer):
 
     Args:
         links: instance -> link of every registered worker; changed here only.
+        dial_back: finds out whether those that register can be reached.
         on_change: called after the pool has changed.
         on_local: called with slot and instance of a local worker that registered.
+        on_draining: called with slot and instance of a local worker that drains by itself.
+        on_lost: called with the link of a worker that left without a goodbye, and the cause.
         on_held: called with the session_id of each run that a worker reports.
     """
 
@@ -75,6 +60,7 @@ class Registry(RegistryServiceServicer):
         routes: RouteTable,
         links: dict[str, WorkerLink],
         canceller: Canceller,
+        dial_back: DialBack,
         errands: Errands,
         clock: Clock,
         instance: str,
@@ -82,12 +68,15 @@ class Registry(RegistryServiceServicer):
         lease_seconds: float,
         on_change: Callable[[], None],
         on_local: Callable[[str, str], None],
+        on_draining: Callable[[str, str], None],
+        on_lost: Callable[[WorkerLink, str], None],
         on_held: Callable[[str], None],
     ) -> None:
         self._pool: Final = pool
         self._routes: Final = routes
         self._links: Final = links
         self._canceller: Final = canceller
+        self._dial_back: Final = dial_back
         self._errands: Final = errands
         self._clock: Final = clock
         self._instance: Final = instance
@@ -95,6 +84,8 @@ class Registry(RegistryServiceServicer):
         self._lease_seconds: Final = lease_seconds
         self._on_change: Final = on_change
         self._on_local: Final = on_local
+        self._on_draining: Final = on_draining
+        self._on_lost: Final = on_lost
         self._on_held: Final = on_held
         self._registrations: dict[str, Registration] = {}
         self._given_up: Final = GivenUp()
@@ -113,6 +104,22 @@ class Registry(RegistryServiceServicer):
         for registration in tuple(self._registrations.values()):
             registration.end(refusal)
 
+    def drain(self, instance: str, cause: str) -> bool:
+        """Give the worker no more runs, and tell it to drain and stop. False where it is not registered."""
+        registration = self._registrations.get(instance)
+        if registration is None or not self._pool.drain(instance):
+            return False
+        registration.order_drain(cause)
+        return True
+
+    def ended(self, instance: str, how: str) -> None:
+        """Its process has ended, although its stream may seem open: what it forked holds copies of the
+        connection. Means nothing where it is not registered."""
+        link = self._links.get(instance)
+        if link is not None:
+            self._pool.remove(instance, link.worker.lease)
+            self._drop(link.worker, how)
+
     async def _serve(self, context: Context) -> None:
         try:
             first = await within(self._clock, self._lease_seconds, _read(context))
@@ -121,12 +128,12 @@ class Registry(RegistryServiceServicer):
         if first is None or first.WhichOneof("frame") != "hello":
             raise Refusal("INVALID_REQUEST", "the first frame must be hello; send it at once", field="hello")
         hello = check_hello(first.hello)
-        registration = Registration(uuid.uuid4().hex)
+        registration = Registration(uuid.uuid4().hex, context)
         worker = self._add(hello, registration)
-        cause = "its stream broke"
+        cause = _BROKE
         try:
             self._adopt(hello)
-            await context.write(self._registered(hello.instance, registration.lease))
+            await registration.send(self._registered(hello.instance, registration.lease))
             self._on_change()
             await first_of(
                 self._frames(context, worker, registration), self._expiry(worker), registration.over()
@@ -170,6 +177,9 @@ class Registry(RegistryServiceServicer):
         link = self._links.get(hello.instance)
         if link is None:
             link = self._links[hello.instance] = WorkerLink(worker, local_slot=hello.local_slot)
+            self._dial_back.watch(link)
+        else:
+            self._dial_back.verify(link)
         link.descriptions = hello.environments
         self._routes.window = max(self._routes.window, hello.late_cancel_seconds)
         if hello.local_slot:
@@ -216,7 +226,7 @@ class Registry(RegistryServiceServicer):
             if kind == "heartbeat":
                 self._beat(frame.heartbeat, worker, registration)
                 ack = registry_service_pb2.HeartbeatAck(seq=frame.heartbeat.seq)
-                await context.write(registry_service_pb2.RegisterResponse(heartbeat_ack=ack))
+                await registration.send(registry_service_pb2.RegisterResponse(heartbeat_ack=ack))
             elif kind == "given_up_ack":
                 self._given_up.acknowledge(worker.instance, frame.given_up_ack.request_ids)
             elif kind == "hello":
@@ -228,16 +238,21 @@ class Registry(RegistryServiceServicer):
     def _beat(self, beat: WorkerHeartbeat, worker: Worker, registration: Registration) -> None:
         environments = check_environments(beat.environments)
         names = [environment.name for environment in environments] or None
+        load = Load(
+            beat.running, beat.open_windows, beat.held_arrays, beat.held_array_bytes, beat.loop_lag_millis
+        )
         if not self._pool.heartbeat(
-            worker.instance, registration.lease, self._clock.now(), environments=names
+            worker.instance, registration.lease, self._clock.now(), load=load, environments=names
         ):
             raise Refusal("LEASE_EXPIRED", f"lease {short(registration.lease)} is over; register again")
-        changed = bool(environments) or (beat.draining and not worker.draining)
+        begins = beat.draining and not worker.draining
         if environments:
             self._links[worker.instance].descriptions = environments
-        if beat.draining:
+        if begins:
             self._pool.drain(worker.instance)
-        if changed:
+            if slot := self._links[worker.instance].local_slot:
+                self._on_draining(slot, worker.instance)
+        if environments or begins:
             self._on_change()
 
     async def _expiry(self, worker: Worker) -> None:
@@ -262,8 +277,12 @@ class Registry(RegistryServiceServicer):
         self._given_up.add(worker.instance, given_up)
         link = self._links.pop(worker.instance)
         link.lose()
+        if cause == _STOPPED and (given_up or not worker.draining):
+            cause = _BROKE  # at times gRPC shows a stream that broke as one whose other side has ended
+        if cause != _STOPPED:
+            self._on_lost(link, cause)
         self._errands.start(link.close(), f"close {link.name}")
-        level = logging.INFO if cause == _STOPPED and not given_up else logging.WARNING
+        level = logging.INFO if cause == _STOPPED else logging.WARNING
         log.log(level, "worker=%s left, runs given up=%d, reason=%s", link.name, len(given_up), cause)
         self._on_change()
 

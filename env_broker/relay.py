@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 import grpc.aio
 
 from env_broker.cancel import cancel_requested
-from env_broker.link import MAX_MESSAGE_BYTES
+from env_broker.carried import CarriedHop
+from env_broker.channel_options import MAX_MESSAGE_BYTES
 from env_broker.route import DuplicateRouteError, InvalidRequestIdError, RoutesFullError
 from env_broker.run_leg import RunLeg
 from env_broker.status import BEFORE_ADMISSION, Refusal, error_reason, short
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from env_broker.dispatch import Dispatcher
     from env_broker.link import WorkerLink
     from env_broker.pool import Pool
+    from env_broker.quiet import Quiet
     from env_broker.routes import RouteTable
 
 log = logging.getLogger(__name__)
@@ -62,6 +64,8 @@ class Relay:
     """Carries runs.
 
     Args:
+        quiet: is told of every run and of what happens to it.
+        doubt: called with a worker whose connection broke while its lease lives.
         post_mortem: by slot and instance, how a local worker ended and what it logged last.
     """
 
@@ -74,6 +78,8 @@ class Relay:
         dispatcher: Dispatcher,
         canceller: Canceller,
         clock: Clock,
+        quiet: Quiet,
+        doubt: Callable[[WorkerLink], None] = lambda _: None,
         post_mortem: Callable[[str, str], Awaitable[str]],
     ) -> None:
         self._routes: Final = routes
@@ -82,9 +88,10 @@ class Relay:
         self._dispatcher: Final = dispatcher
         self._canceller: Final = canceller
         self._clock: Final = clock
+        self._quiet: Final = quiet
+        self._doubt: Final = doubt
         self._post_mortem: Final = post_mortem
         self._legs: Final[dict[str, RunLeg]] = {}
-        self._carried = 0
         self._idle: Final = asyncio.Event()
         self._idle.set()
 
@@ -97,14 +104,14 @@ class Relay:
         """
         request_id = request.request_id
         self._enter(request_id, request.session_id)
-        self._carried += 1
+        carried = self._quiet.enter(request_id, self._clock.now())
         self._idle.clear()
         try:
-            await self._place(request, data, hop)
+            await self._place(request, data, CarriedHop(hop, carried, self._clock))
         finally:
             self._routes.ended(request_id, self._clock.now())
-            self._carried -= 1
-            if not self._carried:
+            self._quiet.leave(carried)
+            if not self._quiet:
                 self._idle.set()
 
     async def idle(self) -> None:
@@ -133,7 +140,7 @@ class Relay:
         if not fresh:
             raise cancel_requested(request_id)
 
-    async def _place(self, request: RunRequest, data: bytes, hop: ClientHop) -> None:
+    async def _place(self, request: RunRequest, data: bytes, hop: CarriedHop) -> None:
         request_id, tried = request.request_id, set[str]()
         for placement in range(1, MAX_PLACEMENTS + 1):
             try:
@@ -141,6 +148,7 @@ class Relay:
                     request_id,
                     request.environment,
                     priority=request.priority,
+                    size=len(data),
                     timeout=hop.time_remaining(),
                     avoid=tried,
                 )
@@ -155,9 +163,11 @@ class Relay:
                     continue  # it was lost in the moment in which the run got its slot
                 if not self._routes.place(request_id, worker.instance):
                     raise cancel_requested(request_id)
+                hop.placed(link.name)
                 return await self._relay(link, request_id, data, hop)
             except _Declined as declined:
                 tried.add(worker.instance)
+                hop.declined()
                 if declined.reason == "DRAINING":
                     self._pool.drain(worker.instance)
                 log.info(
@@ -263,6 +273,7 @@ class Relay:
                 request_id=short(request_id),
             )
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+            self._doubt(link)
             # Known from its lease, if that ended first: the call was then ended by the broker itself.
             what = "was lost" if link.lost else f"broke the connection ({details[:200]})"
             return await self._lost(link, request_id, what)

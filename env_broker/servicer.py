@@ -1,37 +1,36 @@
-"""EnvService and PoolService on a broker: from gRPC calls to the relay, the cancels and back."""
+"""EnvService on a broker: from gRPC calls to the relay, the cancels and back."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import grpc
 from envtrio.v1 import env_service_pb2
-from envtrio.v1.pool_service_pb2_grpc import PoolServiceServicer
-from google.protobuf.message import DecodeError, Message
 
+from env_broker.channel_options import MAX_MESSAGE_BYTES, MEBIBYTE
 from env_broker.client_session import CAPABILITIES
+from env_broker.counters import CANCELLED, FAILED, REPLIED, RUNS, outcome_of
+from env_broker.decoding import decoded
 from env_broker.hello import PROTOCOL_GENERATION, check_generation
-from env_broker.link import MAX_MESSAGE_BYTES, MEBIBYTE
-from env_broker.status import Refusal
+from env_broker.status import Refusal, error_reason
 from env_broker.worker_cancel import PassedOn
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Mapping
 
     from envtrio.v1.env_service_pb2 import CancelResponse, DescribeResponse
-    from envtrio.v1.pool_service_pb2 import WatchPoolRequest, WatchPoolResponse
     from grpc.aio import ServicerContext
 
     from env_broker.cancel import Canceller
     from env_broker.client_session import ClientSessions
+    from env_broker.counters import Counters
     from env_broker.link import WorkerLink
     from env_broker.relay import Relay
 
 log = logging.getLogger(__name__)
-
-MessageT = TypeVar("MessageT", bound=Message)
 
 SERVICE: Final = "envtrio.v1.EnvService"
 VERSION: Final = version("envtrio")
@@ -75,6 +74,7 @@ class EnvServicer:
         canceller: Canceller,
         sessions: ClientSessions,
         links: Mapping[str, WorkerLink],
+        counters: Counters,
         instance: str,
         max_queue: int,
     ) -> None:
@@ -82,6 +82,7 @@ class EnvServicer:
         self._canceller: Final = canceller
         self._sessions: Final = sessions
         self._links: Final = links
+        self._counters: Final = counters
         self._instance: Final = instance
         self._max_queue: Final = max_queue
 
@@ -109,20 +110,30 @@ class EnvServicer:
 
     async def run(self, data: bytes, context: ServicerContext[bytes, bytes]) -> None:
         """Run, see env_service.proto. The request's bytes go on as they came."""
+        self._counters.add(RUNS)
+        outcome = FAILED
         try:
             request = _read_request(data)
             self._sessions.expect(request.session_id)
             await self._relay.carry(request, data, ContextHop(context))
+            outcome = REPLIED
         except (Refusal, PassedOn) as error:
+            outcome = outcome_of(_reason(error))
             await _abort(context, error)
         except HopBrokenError as error:
             # Nobody is there to hear of it, and the relay has told the worker.
+            outcome = CANCELLED
             log.info("reason=CALLER_LOST %s", error)
+        except asyncio.CancelledError:
+            outcome = CANCELLED
+            raise
+        finally:
+            self._counters.add(outcome)
 
     async def cancel(self, data: bytes, context: ServicerContext[bytes, CancelResponse]) -> CancelResponse:
         """Cancel, see env_service.proto."""
         try:
-            request = _decoded(env_service_pb2.CancelRequest, data)
+            request = decoded(env_service_pb2.CancelRequest, data)
             check_generation(request.protocol_generation)
             if (size := len(request.cause.encode())) > _MAX_CAUSE_BYTES:
                 raise Refusal(
@@ -141,7 +152,7 @@ class EnvServicer:
     ) -> DescribeResponse:
         """Describe, see env_service.proto."""
         try:
-            check_generation(_decoded(env_service_pb2.DescribeRequest, data).protocol_generation)
+            check_generation(decoded(env_service_pb2.DescribeRequest, data).protocol_generation)
         except Refusal as refusal:
             await _abort(context, refusal)
         ready = [link for link in self._links.values() if link.ready]
@@ -176,23 +187,6 @@ class EnvServicer:
             await _abort(context, refusal)
 
 
-class PoolServicer(PoolServiceServicer):
-    """PoolService, which is not offered."""
-
-    async def WatchPool(  # type: ignore[override]  # the stubs do not know grpc.aio's reader-writer API
-        self, request: WatchPoolRequest, context: ServicerContext[WatchPoolRequest, WatchPoolResponse]
-    ) -> None:
-        """Not offered."""
-        await _abort(
-            context,
-            Refusal(
-                "NOT_OFFERED",
-                "this broker has no view of its pool; ask Describe for its ready workers",
-                capability="pool-view",
-            ),
-        )
-
-
 def _read_request(data: bytes) -> env_service_pb2.RunRequest:
     if len(data) > MAX_MESSAGE_BYTES:
         raise Refusal(
@@ -202,22 +196,9 @@ def _read_request(data: bytes) -> env_service_pb2.RunRequest:
             value=len(data),
             limit=MAX_MESSAGE_BYTES,
         )
-    request = _decoded(env_service_pb2.RunRequest, data)
+    request = decoded(env_service_pb2.RunRequest, data)
     check_generation(request.protocol_generation)
     return request
-
-
-def _decoded(kind: type[MessageT], data: bytes) -> MessageT:
-    """The message in `data`. Refusal if there is none, where gRPC itself would say UNKNOWN."""
-    try:
-        return kind.FromString(data)
-    except DecodeError as error:
-        name = kind.DESCRIPTOR.name
-        raise Refusal(
-            "INVALID_REQUEST",
-            f"the request of {len(data)} bytes is no {name} ({error}); use the stubs of envtrio.v1",
-            field=name,
-        ) from None
 
 
 async def _unbroken(writing: Awaitable[None]) -> None:
@@ -225,6 +206,12 @@ async def _unbroken(writing: Awaitable[None]) -> None:
         await writing
     except Exception as error:
         raise HopBrokenError(str(error)) from error
+
+
+def _reason(error: Refusal | PassedOn) -> str | None:
+    if isinstance(error, Refusal):
+        return error.reason
+    return error_reason(tuple(error.error.trailing_metadata() or ()))
 
 
 async def _abort(context: ServicerContext[Any, Any], error: Refusal | PassedOn) -> NoReturn:

@@ -8,8 +8,10 @@ import grpc
 import pytest
 
 from tests.helpers.raw_client import connected, message, until_queued
+from tests.helpers.runner_harness import Stop
 from tests.helpers.scripted_worker import Abort, Hang, ScriptedWorker, Send, Wait
 from tests.helpers.stub_client import new_id
+from tests.helpers.worker_server import SMALL, serving_worker
 
 
 @pytest.mark.parametrize("reason", ["NOT_ADMITTED", "DRAINING", "QUEUE_FULL"])
@@ -74,12 +76,68 @@ async def test_the_queue_is_bounded_and_a_queued_run_can_be_cancelled_or_reach_i
         assert (await waiting)[1:] == ("CANCELLED", "CANCEL_REQUESTED")
         assert await client.cancel(cancelled) == "ABORTED"
         assert (await expiring)[1] == "DEADLINE_EXCEEDED"
+        await until_queued(broker, 0)  # its client may know it a moment before the broker
         go.set()
         assert (await held)[1] == "OK"
         await broker.relay.idle()
         assert list(worker.runs) == [running]
         assert worker.cancels == []
         assert broker.pool.workers()[0].busy == 0
+
+
+async def test_the_queue_is_bounded_in_bytes() -> None:
+    running, waits, large, go = new_id(), new_id(), "x" * 2000, asyncio.Event()
+    async with connected(max_queue_bytes=1000) as (broker, client), ScriptedWorker(slots=1) as worker:
+        await worker.register(broker.address)
+        worker.script(running, Wait(go))
+        worker.script(waits, Send(message("a")))
+        held = asyncio.create_task(client.run(running, task_json=f'"{large}"'))
+        await worker.until(lambda: running in worker.runs)
+        waiting = asyncio.create_task(client.run(waits, task_json=f'"{large}"'))
+        await until_queued(broker, 1)  # over the limit by itself, and alone
+        call = client.start(new_id())
+        assert (await client.read_all(call))[1:] == ("RESOURCE_EXHAUSTED", "QUEUE_FULL")
+        assert "the limit is 1000" in await call.details()
+        go.set()
+        assert (await held)[1] == "OK"
+        assert (await waiting)[1] == "OK"
+        assert broker.dispatcher.queued_bytes == 0
+
+
+async def test_a_workers_queue_is_bounded_in_bytes() -> None:
+    async with serving_worker(max_concurrent=1, max_queue_bytes=40) as subject:
+        stop = Stop()
+        running = await subject.in_keep(stop)
+        waiting = subject.client.start(SMALL)
+        await subject.until(lambda: subject.runner.slots.waiting == 1)  # over the limit by itself, and alone
+        refused = await subject.client.run(SMALL)
+        assert (refused.code, refused.reason) == ("RESOURCE_EXHAUSTED", "QUEUE_FULL")
+        assert (refused.metadata["limit"], refused.retry_seconds) == ("40", 1.0)
+        assert "the limit is 40" in refused.message
+        assert not subject.runner.accepting
+        stop.go()
+        assert (await running.finish()).code == (await waiting.finish()).code == "OK"
+        assert subject.runner.slots.waiting_bytes == 0
+
+
+async def test_a_worker_gets_the_time_that_the_queue_has_left() -> None:
+    running, late, waits, go = new_id(), new_id(), new_id(), asyncio.Event()
+    async with connected() as (broker, client), ScriptedWorker(slots=1) as worker:
+        await worker.register(broker.address)
+        worker.script(running, Wait(go))
+        worker.script(waits, Send(message("a")))
+        held = asyncio.create_task(client.run(running))
+        await worker.until(lambda: running in worker.runs)
+        waiting = asyncio.create_task(client.run(waits, timeout=4.0))
+        await until_queued(broker, 1)
+        # Half a second passes: another run reaches its deadline in the queue.
+        assert (await client.run(late, timeout=0.5))[1] == "DEADLINE_EXCEEDED"
+        await until_queued(broker, 1)
+        go.set()
+        assert (await held)[1] == (await waiting)[1] == "OK"
+        remaining = worker.runs[waits].time_remaining
+        assert remaining is not None
+        assert remaining < 3.7  # gRPC may make it 3 % longer on the wire
 
 
 async def test_a_queued_run_whose_caller_hangs_up_leaves_the_queue() -> None:

@@ -1,4 +1,4 @@
-"""What a broker says of itself: Describe, Health, reflection, and what it does not offer."""
+"""What a broker says of itself: Describe, Health, reflection."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
-from envtrio.v1 import env_service_pb2, env_service_pb2_grpc, pool_service_pb2, pool_service_pb2_grpc
+from envtrio.v1 import env_service_pb2, env_service_pb2_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
@@ -70,16 +70,6 @@ async def test_health_serves_while_a_worker_would_take_a_run() -> None:
             assert (await watch.read()).status == NOT_SERVING
             watch.cancel()
             await lease.leave()
-
-
-async def test_what_is_not_offered_says_so() -> None:
-    async with (
-        connected() as (broker, _),
-        grpc.aio.insecure_channel(broker.address, options=OPTIONS) as channel,
-    ):
-        pool: Any = pool_service_pb2_grpc.PoolServiceStub(channel)
-        watch = pool.WatchPool(pool_service_pb2.WatchPoolRequest(protocol_generation=1))
-        assert await refused(watch.read()) == ("UNIMPLEMENTED", "NOT_OFFERED")
 
 
 async def test_a_long_cause_and_a_foreign_generation_are_refused() -> None:

@@ -26,6 +26,7 @@ from tests.helpers.history import (
     Returned,
     SessionLost,
 )
+from tests.helpers.pool_watch import counters_add_up, watcher
 from tests.helpers.pools import ROOT, Subject, broker_subject, worker_subject
 from tests.helpers.snapshot import Snapshot
 from tests.helpers.stub_client import StubClient
@@ -139,6 +140,19 @@ async def storm(pool: Subject, seed: int) -> None:
     assert outcomes >= {"ABORTED", "DISCARDED", "TOO_LATE"}
 
 
+async def counted(pool: Subject) -> None:
+    """The broker's own counts of the storm: they add up, and nothing that a caller got is missing."""
+    history = pool.pipe.history
+    asked = [run for run in history.runs() if history.of(run, Asked)]
+    replied = sum(end.code == "OK" for run in asked for end in history.of(run, Ended))
+    async with watcher(pool.address) as watching:
+        view = await watching.watch().until(lambda view: not any(w.running for w in view.workers))
+        counters_add_up(view)
+        # A run that its caller dropped may not have reached the broker, a reply not the caller.
+        assert replied <= view.counters["replied"] <= view.counters["runs"] <= len(asked)
+        assert view.queued_runs == 0
+
+
 async def test_a_storm(tmp_path: Path) -> None:
     seed = int(os.environ.get(SEED_VARIABLE) or random.randrange(2**32))
     before = Snapshot.take()
@@ -146,6 +160,7 @@ async def test_a_storm(tmp_path: Path) -> None:
         arguments = ("--workers", "4", "--session-grace-seconds", "0.5", "--log-level", "warning")
         async with broker_subject(tmp_path, *arguments) as pool:
             await storm(pool, seed)
+            await counted(pool)
     except BaseException as error:
         error.add_note(f"{SEED_VARIABLE}={seed} plays the same storm")
         raise

@@ -30,9 +30,11 @@ class _WorkerStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     WORKER_STATE_UNSPECIFIED: _WorkerState.ValueType  # 0
     """Never sent."""
     WORKER_STATE_STARTING: _WorkerState.ValueType  # 1
-    """Its process was started; it has not registered."""
+    """A local worker that has not registered: its process was started, or waits to be started again (`detail`
+    has why).
+    """
     WORKER_STATE_LOADING: _WorkerState.ValueType  # 2
-    """Registered; its environments are loading."""
+    """Registered, and gets no runs yet: its environments are loading, or the broker cannot reach it at its address."""
     WORKER_STATE_READY: _WorkerState.ValueType  # 3
     """Takes runs."""
     WORKER_STATE_DRAINING: _WorkerState.ValueType  # 4
@@ -46,9 +48,11 @@ class WorkerState(_WorkerState, metaclass=_WorkerStateEnumTypeWrapper):
 WORKER_STATE_UNSPECIFIED: WorkerState.ValueType  # 0
 """Never sent."""
 WORKER_STATE_STARTING: WorkerState.ValueType  # 1
-"""Its process was started; it has not registered."""
+"""A local worker that has not registered: its process was started, or waits to be started again (`detail`
+has why).
+"""
 WORKER_STATE_LOADING: WorkerState.ValueType  # 2
-"""Registered; its environments are loading."""
+"""Registered, and gets no runs yet: its environments are loading, or the broker cannot reach it at its address."""
 WORKER_STATE_READY: WorkerState.ValueType  # 3
 """Takes runs."""
 WORKER_STATE_DRAINING: WorkerState.ValueType  # 4
@@ -68,7 +72,7 @@ class WatchPoolRequest(google.protobuf.message.Message):
     protocol_generation: builtins.int
     """As in RunRequest. Required."""
     min_interval_millis: builtins.int
-    """Least time between two views in milliseconds; 0: 1,000."""
+    """Least time between two views in milliseconds, 100 to 3,600,000; 0: 1,000."""
     def __init__(
         self,
         *,
@@ -116,11 +120,22 @@ class WatchPoolResponse(google.protobuf.message.Message):
 
     @property
     def workers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___WorkerView]:
-        """Every worker that is known."""
+        """Every worker that is registered, then the local ones that are not, then those that were lost in the last
+        60 s (the last 64 of them).
+        """
 
     @property
     def counters(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
-        """Since the broker started, by name: "runs", "replied", "cancelled", "failed", "refused", "workers_lost"."""
+        """Since the broker started, by name:
+          "runs"          Run calls that came;
+          "replied"       of them, those whose reply passed with status OK;
+          "cancelled"     ended by a Cancel, by a deadline, or because their caller or session was lost;
+          "failed"        ended by a lost worker, a hook, an environment, a message that is too large, or a fault;
+          "refused"       ended with any other status: they had no effect;
+          "workers_lost"  workers that left without a goodbye.
+        Every run is counted once when it ends, so at rest "runs" is the sum of the next four, and before that the
+        difference is the number of runs that are carried now.
+        """
 
     def __init__(
         self,
@@ -152,29 +167,34 @@ class WorkerView(google.protobuf.message.Message):
     HELD_ARRAY_BYTES_FIELD_NUMBER: builtins.int
     REGISTERED_AT_FIELD_NUMBER: builtins.int
     DETAIL_FIELD_NUMBER: builtins.int
+    LOCAL_SLOT_FIELD_NUMBER: builtins.int
     instance: builtins.str
-    """As in WorkerHello."""
+    """As in WorkerHello. Empty before it registered."""
     address: builtins.str
-    """As in WorkerHello."""
+    """As in WorkerHello. Empty before it registered."""
     state: Global___WorkerState.ValueType
     """Where it stands."""
     running: builtins.int
-    """Runs that it has."""
+    """Runs that it has from this broker."""
     max_concurrent_runs: builtins.int
     """Runs that it can have."""
     open_windows: builtins.int
-    """Replies that can still be taken back."""
+    """Replies that can still be taken back, by its last heartbeat."""
     held_array_bytes: builtins.int
-    """Bytes of training arrays that it holds."""
+    """Bytes of training arrays that it holds, by its last heartbeat."""
     detail: builtins.str
-    """For people: why it is in this state, e.g. the last lines of a worker that failed to start."""
+    """For people: why it is in this state, e.g. the last lines of a worker that failed to start. It shows 8 digits
+    of a request_id at most.
+    """
+    local_slot: builtins.str
+    """As in WorkerHello: the place of a local worker; empty for any other."""
     @property
     def environments(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Names of the environments that it serves."""
 
     @property
     def registered_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When it registered."""
+        """When it registered, last."""
 
     def __init__(
         self,
@@ -189,8 +209,9 @@ class WorkerView(google.protobuf.message.Message):
         held_array_bytes: builtins.int = ...,
         registered_at: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         detail: builtins.str = ...,
+        local_slot: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["registered_at", b"registered_at"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "detail", b"detail", "environments", b"environments", "held_array_bytes", b"held_array_bytes", "instance", b"instance", "max_concurrent_runs", b"max_concurrent_runs", "open_windows", b"open_windows", "registered_at", b"registered_at", "running", b"running", "state", b"state"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "detail", b"detail", "environments", b"environments", "held_array_bytes", b"held_array_bytes", "instance", b"instance", "local_slot", b"local_slot", "max_concurrent_runs", b"max_concurrent_runs", "open_windows", b"open_windows", "registered_at", b"registered_at", "running", b"running", "state", b"state"]) -> None: ...
 
 Global___WorkerView: typing_extensions.TypeAlias = WorkerView

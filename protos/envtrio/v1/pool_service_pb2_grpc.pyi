@@ -63,12 +63,14 @@ class PoolServiceStub(typing.Generic[_PoolServiceWatchPoolType]):
 
     WatchPool: _PoolServiceWatchPoolType
     """Stream the state of the pool: a whole view at once, then one whenever it has changed, at most every
-    `min_interval_millis`. A reader that does not keep up misses views, never the newest.
+    `min_interval_millis`; a change may take 1 s more to be seen. A reader that does not keep up misses views,
+    never the newest.
 
       OK                   never; the caller ends the call.
-      INVALID_ARGUMENT     INVALID_REQUEST: mend the request.
-      RESOURCE_EXHAUSTED   TABLE_FULL: too many watchers.
-      UNAVAILABLE          the broker stops.
+      INVALID_ARGUMENT     INVALID_REQUEST: mend the request (metadata "field", "value", "limit").
+      FAILED_PRECONDITION  PROTOCOL_GENERATION: upgrade the older peer.
+      RESOURCE_EXHAUSTED   TABLE_FULL: too many watchers. Comes with google.rpc.RetryInfo: call again after it.
+      UNAVAILABLE          DRAINING: the broker stops, and has drained. Call again when another is there.
       UNIMPLEMENTED        NOT_OFFERED: this broker has no such view.
       UNAUTHENTICATED      UNAUTHENTICATED: send the right token.
     """
@@ -90,12 +92,14 @@ class PoolServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[envtrio.v1.pool_service_pb2.WatchPoolResponse], collections.abc.AsyncIterator[envtrio.v1.pool_service_pb2.WatchPoolResponse]]:
         """Stream the state of the pool: a whole view at once, then one whenever it has changed, at most every
-        `min_interval_millis`. A reader that does not keep up misses views, never the newest.
+        `min_interval_millis`; a change may take 1 s more to be seen. A reader that does not keep up misses views,
+        never the newest.
 
           OK                   never; the caller ends the call.
-          INVALID_ARGUMENT     INVALID_REQUEST: mend the request.
-          RESOURCE_EXHAUSTED   TABLE_FULL: too many watchers.
-          UNAVAILABLE          the broker stops.
+          INVALID_ARGUMENT     INVALID_REQUEST: mend the request (metadata "field", "value", "limit").
+          FAILED_PRECONDITION  PROTOCOL_GENERATION: upgrade the older peer.
+          RESOURCE_EXHAUSTED   TABLE_FULL: too many watchers. Comes with google.rpc.RetryInfo: call again after it.
+          UNAVAILABLE          DRAINING: the broker stops, and has drained. Call again when another is there.
           UNIMPLEMENTED        NOT_OFFERED: this broker has no such view.
           UNAUTHENTICATED      UNAUTHENTICATED: send the right token.
         """

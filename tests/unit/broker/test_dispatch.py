@@ -27,10 +27,12 @@ class Prospects:
 class Scene:
     """A dispatcher over a pool."""
 
-    def __init__(self, max_queue: int = 8) -> None:
+    def __init__(self, max_queue: int = 8, max_queue_bytes: int = 100) -> None:
         self.pool = Pool(lease_seconds=60)
         self.prospects = Prospects()
-        self.dispatcher = Dispatcher(self.pool, max_queue=max_queue, prospects=self.prospects)
+        self.dispatcher = Dispatcher(
+            self.pool, max_queue=max_queue, max_queue_bytes=max_queue_bytes, prospects=self.prospects
+        )
 
     def add(self, name: str, *environments: str, slots: int = 1) -> Worker:
         self.pool.add(name, name, name, environments, slots, 60.0, 0.0)
@@ -39,18 +41,20 @@ class Scene:
         assert worker is not None
         return worker
 
-    async def wait(self, run: str, environment: str = "e", priority: int = 0) -> asyncio.Task[Worker]:
+    async def wait(
+        self, run: str, environment: str = "e", priority: int = 0, size: int = 0
+    ) -> asyncio.Task[Worker]:
         """A run that waits."""
         queued = self.dispatcher.queued
-        task = asyncio.create_task(self.dispatcher.acquire(run, environment, priority=priority))
+        task = asyncio.create_task(self.dispatcher.acquire(run, environment, priority=priority, size=size))
         await asyncio.sleep(0)
         assert self.dispatcher.queued == queued + 1
         return task
 
 
-async def refused(scene: Scene, environment: str = "e", run: str = "r") -> Refusal:
+async def refused(scene: Scene, environment: str = "e", run: str = "r", size: int = 0) -> Refusal:
     with pytest.raises(Refusal) as error:
-        await scene.dispatcher.acquire(run, environment)
+        await scene.dispatcher.acquire(run, environment, size=size)
     return error.value
 
 
@@ -126,6 +130,75 @@ async def test_the_queue_is_bounded() -> None:
     refusal = await refused(scene)
     assert (refusal.reason, refusal.retry_after, refusal.metadata["limit"]) == ("QUEUE_FULL", 1.0, "1")
     waiting.cancel()
+
+
+async def test_the_queue_is_bounded_in_bytes() -> None:
+    scene = Scene(max_queue_bytes=100)
+    worker = scene.add("1", "e")
+    await scene.dispatcher.acquire("a", "e", size=1000)  # what does not wait is not counted
+    some, more = await scene.wait("b", size=60), await scene.wait("c", size=40)
+    refusal = await refused(scene, size=1)
+    assert (refusal.reason, refusal.retry_after) == ("QUEUE_FULL", 1.0)
+    assert (refusal.metadata["limit"], refusal.metadata["value"]) == ("100", "101")
+    assert "2 runs that wait for a worker have 100 bytes, this one has 1, the limit is 100" in refusal.message
+    scene.dispatcher.release(worker)
+    assert await some is worker
+    assert scene.dispatcher.queued_bytes == 40
+    more.cancel()
+    await asyncio.wait({more})
+    assert scene.dispatcher.queued_bytes == 0
+
+
+async def test_a_request_over_the_limit_waits_where_nothing_else_does() -> None:
+    scene = Scene(max_queue_bytes=100)
+    worker = scene.add("1", "e")
+    await scene.dispatcher.acquire("a", "e")
+    small = await scene.wait("b", size=1)
+    assert (await refused(scene, size=101)).reason == "QUEUE_FULL"
+    small.cancel()
+    await asyncio.wait({small})
+    large = await scene.wait("c", size=101)  # or it could never run while the pool is busy
+    assert (await refused(scene, size=1)).reason == "QUEUE_FULL"
+    scene.dispatcher.release(worker)
+    assert await large is worker
+    assert scene.dispatcher.queued_bytes == 0
+
+
+async def test_a_worker_that_nobody_has_reached_gets_nothing_and_may_be_waited_for() -> None:
+    scene = Scene()
+    worker = scene.add("1", "e")
+    worker.reachable = False
+    waiting, unnamed = await scene.wait("a"), await scene.wait("b", "")
+    worker.reachable, worker.slots = True, 2
+    scene.dispatcher.reconsider()
+    assert (await waiting, await unnamed) == (worker, worker)
+
+
+async def test_a_worker_that_was_dialled_in_vain_is_waited_for_no_longer() -> None:
+    scene = Scene()
+    worker = scene.add("1", "e")
+    worker.reachable = False
+    waiting = await scene.wait("a")
+    worker.unreachable_because = "nobody answered in 2 s"
+    scene.dispatcher.reconsider()
+    with pytest.raises(Refusal) as error:
+        await waiting
+    assert error.value.reason == "NO_WORKER_READY"
+    for words in ("worker 1 cannot be reached at 1: nobody answered in 2 s", "--advertise", "says SERVING"):
+        assert words in error.value.message
+    assert not scene.dispatcher.serves_elsewhere("e", ())
+    other = scene.add("2", "f")
+    assert (await refused(scene)).reason == "NO_WORKER_READY"  # served, if only it could be reached
+    assert (await refused(scene, "g")).reason == "ENVIRONMENT_NOT_FOUND"
+    assert await scene.dispatcher.acquire("b", "") is other
+
+
+async def test_many_workers_that_cannot_be_reached_are_not_all_named() -> None:
+    scene = Scene()
+    for number in range(5):
+        worker = scene.add(str(number))
+        worker.reachable, worker.unreachable_because = False, "silent"
+    assert (await refused(scene)).message.count("cannot be reached") == 3
 
 
 async def test_a_deadline_that_passes_in_the_queue() -> None:

@@ -11,6 +11,7 @@ from envtrio.v1 import env_service_pb2
 from env_broker.cancel import SILENCE_SECONDS, Canceller
 from env_broker.dispatch import Dispatcher
 from env_broker.pool import Pool
+from env_broker.quiet import Quiet
 from env_broker.relay import MAX_PLACEMENTS, Relay
 from env_broker.routes import RouteTable
 from env_broker.status import Refusal
@@ -57,6 +58,7 @@ class Scene:
             dispatcher=dispatcher,
             canceller=self.canceller,
             clock=self.clock,
+            quiet=Quiet(),
             post_mortem=supervisor.last_words,
         )
 

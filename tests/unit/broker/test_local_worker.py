@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from env_broker.local_worker import LocalWorker, restart_delay
 from env_broker.log_tail import MAX_LINE_BYTES, LogTail
-from env_broker.supervisor import Supervisor
+from env_broker.supervisor import Bounds, Supervisor
 from tests.helpers.clock import FakeClock
 from tests.helpers.snapshot import alive
 
@@ -73,7 +73,7 @@ async def test_a_worker_that_cannot_start_is_reported_and_not_waited_for_for_eve
     await changes.until(lambda: not supervisor.hopeful())
     assert "before it registered; its last lines: no such environment: x" in supervisor.detail()
     assert supervisor.detail() in caplog.text
-    await supervisor.stop(PATIENCE)
+    await supervisor.stop()
     assert supervisor.pids == []
 
 
@@ -83,7 +83,7 @@ async def test_a_command_that_does_not_exist_is_reported() -> None:
     supervisor.start(["/nonexistent/program"])
     await clock.sleepers(1, timeout=PATIENCE)
     assert "could not be started" in supervisor.detail()
-    await supervisor.stop(PATIENCE)
+    await supervisor.stop()
 
 
 async def test_a_worker_that_dies_is_restarted_and_its_last_words_are_known(
@@ -136,7 +136,8 @@ async def test_a_worker_that_was_steady_is_restarted_at_once() -> None:
 async def test_a_worker_that_does_not_stop_is_killed(
     caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    supervisor = Supervisor(2, clock=FakeClock(), on_change=Changes())
+    bounds = Bounds(stop=0.1, exit=0.1)
+    supervisor = Supervisor(2, clock=FakeClock(), on_change=Changes(), bounds=bounds)
     supervisor.start(python(STUBBORN))
     async with asyncio.timeout(PATIENCE):
         said = ""
@@ -144,11 +145,12 @@ async def test_a_worker_that_does_not_stop_is_killed(
             said += capfd.readouterr().err
             await asyncio.sleep(0)
     pids = supervisor.pids
-    await supervisor.stop(0.2)
-    assert "did not stop within 0.2 s and are killed" in caplog.text
+    await supervisor.stop()
+    assert "did not stop within" in caplog.text
     assert caplog.text.count("was killed by SIGKILL") == 2
     assert supervisor.pids == []
     assert not any(alive(pid) for pid in pids)
+    assert supervisor.lost == frozenset()  # neither had registered, so neither had anything
 
 
 async def test_a_process_is_told_its_slot_and_ends_with_its_standard_input() -> None:
@@ -168,7 +170,7 @@ async def test_without_workers_there_is_nothing_to_do() -> None:
     supervisor = Supervisor(0, clock=FakeClock(), on_change=Changes())
     supervisor.start(["unused"])
     supervisor.hurry()
-    await supervisor.stop(1)
+    await supervisor.stop()
     assert not supervisor.hopeful()
     assert supervisor.detail() == ""
     assert await supervisor.last_words("0", "x") == ""

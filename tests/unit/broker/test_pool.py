@@ -1,12 +1,10 @@
-"""The broker's pool of workers, and the queue of runs that wait for one."""
+"""The broker's pool of workers."""
 
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from env_broker.pool import Pool, PoolError, PoolFullError, QueueFullError, Waiter, Waiters, Worker
+from env_broker.pool import Load, Pool, PoolError, PoolFullError, Worker
 
 LEASE = 10.0
 
@@ -152,71 +150,32 @@ def test_bad_and_too_many_workers_are_refused() -> None:
     assert len(pool) == 1
 
 
-def test_waiters_go_by_priority_then_order() -> None:
-    waiters: Waiters[str] = Waiters(limit=10)
-    for value, priority in (("a", 0), ("b", 5), ("c", 0), ("d", 5), ("e", -1)):
-        waiters.push("env", value, priority)
-    order = [waiter.value for _ in range(5) if (waiter := waiters.pop(["env"])) is not None]
-    assert order == ["b", "d", "a", "c", "e"]
-    assert waiters.pop(["env"]) is None
+def test_the_load_of_a_heartbeat_is_remembered_and_a_new_lease_knows_none() -> None:
+    pool = Pool(lease_seconds=LEASE)
+    worker = add(pool, "w", slots=4)
+    assert (worker.load, worker.reported_at) == (Load(), None)
+    pool.acquire(worker)
+    load = Load(running=3, open_windows=2, held_arrays=1, held_array_bytes=10, loop_lag_millis=0.5)
+    assert pool.heartbeat("w", "l1", 2.0, load=load)
+    assert (worker.load, worker.reported_at, worker.foreign, worker.taken) == (load, 2.0, 2, 3)
+    pool.release(worker)
+    assert worker.taken == 2
+    assert pool.heartbeat("w", "l1", 3.0)
+    assert (worker.load, worker.reported_at, worker.taken) == (Load(), 3.0, 0)
+    assert pool.heartbeat("w", "l1", 4.0, load=load)
+    add(pool, "w", lease="l2", slots=4, now=5.0)
+    assert (worker.load, worker.reported_at, worker.foreign) == (Load(), None, 0)
 
 
-def test_a_worker_takes_the_first_waiter_of_all_that_it_serves() -> None:
-    waiters: Waiters[str] = Waiters(limit=10)
-    waiters.push("a", "first")
-    waiters.push("b", "second")
-    waiters.push("c", "not served")
-    assert [waiter.value for _ in range(2) if (waiter := waiters.pop(["b", "a"]))] == ["first", "second"]
-    assert waiters.pop(["b", "a"]) is None
-    assert len(waiters) == 1
-
-
-def test_a_waiter_leaves_once() -> None:
-    waiters: Waiters[str] = Waiters(limit=10)
-    first, second, third = (waiters.push("e", value) for value in "abc")
-    assert waiters.remove(second)
-    assert not waiters.remove(second)
-    assert waiters.pop(["e"]) is first
-    assert not waiters.remove(first)
-    assert waiters.remove(third)
-    assert not waiters.remove(third)
-    assert len(waiters) == 0
-
-
-def test_the_queue_is_bounded() -> None:
-    waiters: Waiters[str] = Waiters(limit=1)
-    waiter = waiters.push("e", "a")
-    with pytest.raises(QueueFullError, match="1 runs wait for a worker, the limit is 1"):
-        waiters.push("f", "b")
-    waiters.remove(waiter)
-    waiters.push("f", "b")
-
-
-@given(
-    st.lists(
-        st.one_of(
-            st.tuples(st.just("push"), st.sampled_from("ab"), st.integers(-2, 2)),
-            st.tuples(st.just("pop"), st.sampled_from(["a", "b", "ab"]), st.just(0)),
-            st.tuples(st.just("remove"), st.just(""), st.integers(0, 40)),
-        ),
-        max_size=40,
-    )
-)
-def test_the_queue_behaves_as_a_sorted_list(steps: list[tuple[str, str, int]]) -> None:
-    waiters: Waiters[int] = Waiters(limit=8)
-    model: list[Waiter[int]] = []
-    seen: list[Waiter[int]] = []
-    for step, environment, number in steps:
-        if step == "push" and len(model) < 8:
-            seen.append(waiters.push(environment, len(seen), number))
-            model.append(seen[-1])
-        elif step == "pop":
-            served = [waiter for waiter in model if waiter.environment in environment]
-            expected = min(served, key=lambda waiter: (waiter.rank, waiter.order), default=None)
-            assert waiters.pop(list(environment)) is expected
-            if expected is not None:
-                model.remove(expected)
-        elif step == "remove" and number < len(seen):
-            assert waiters.remove(seen[number]) is (seen[number] in model)
-            model = [waiter for waiter in model if waiter is not seen[number]]
-        assert len(waiters) == len(model)
+def test_runs_of_other_callers_make_a_worker_busy_but_are_not_counted_twice() -> None:
+    pool = Pool(lease_seconds=LEASE)
+    dialled, quiet = add(pool, "w1", slots=2), add(pool, "w2", slots=2)
+    assert pool.heartbeat("w1", "l1", 1.0, load=Load(running=2))
+    assert [take(pool), take(pool)] == [quiet, quiet]
+    # It counts for the choice; only this pool's own runs take what it gives.
+    assert take(pool) is dialled
+    assert pool.heartbeat("w1", "l1", 2.0, load=Load(running=1))
+    assert (dialled.foreign, dialled.taken) == (0, 1)
+    # A heartbeat that left before the run arrived.
+    assert pool.heartbeat("w1", "l1", 3.0, load=Load(running=0))
+    assert dialled.foreign == 0

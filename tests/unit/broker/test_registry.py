@@ -11,6 +11,7 @@ from envtrio.v1 import env_service_pb2, registry_service_pb2
 
 from env_broker.given_up import GivenUp
 from env_broker.hello import check_environments, check_hello
+from env_broker.pool import Load
 from env_broker.status import Refusal
 from tests.helpers.clock import FakeClock
 from tests.helpers.lease import Lease
@@ -184,3 +185,53 @@ async def test_what_a_worker_serves_may_change() -> None:
         await lease.beat(environments=[env_service_pb2.EnvironmentDescription(name="b")])
         assert broker.pool.environments == {"b"}
         assert (await client.run(new_id(), environment="a"))[2] == "ENVIRONMENT_NOT_FOUND"
+
+
+async def test_what_a_heartbeat_says_of_the_load_is_known_to_the_pool() -> None:
+    async with connected() as (broker, _), ScriptedWorker() as worker:
+        lease = await worker.register(broker.address)
+        (known,) = broker.pool.workers()
+        assert (known.load, known.reported_at) == (Load(), None)
+        await lease.beat(running=3, open_windows=2, held_arrays=1, held_array_bytes=10, loop_lag_millis=0.5)
+        assert (known.load, known.foreign) == (Load(3, 2, 1, 10, 0.5), 3)
+        assert known.reported_at is not None
+
+
+async def test_a_worker_is_told_to_drain_between_its_heartbeats_and_gets_no_more_runs() -> None:
+    async with connected() as (broker, client), ScriptedWorker() as worker:
+        lease = await worker.register(broker.address)
+        await lease.beat()
+        assert broker._registry.drain(worker.instance, "the pool shrinks")
+        assert (await client.run(new_id()))[2] == "NO_WORKER_READY"
+        assert (await lease.read()).drain.cause == "the pool shrinks"
+        broker._registry.drain(worker.instance, "again")
+        await lease.beat(draining=True)  # nothing came but its answer
+        await lease.leave()
+        assert not broker._registry.drain(worker.instance, "it has left")
+
+
+async def test_an_order_to_drain_ends_with_its_lease() -> None:
+    async with connected() as (broker, _), ScriptedWorker() as worker:
+        await worker.register(broker.address)
+        broker._registry.drain(worker.instance, "the pool shrinks")
+        again = await worker.register(broker.address)
+        (known,) = broker.pool.workers()
+        assert not known.draining  # until it says so, or is told again
+        await again.beat(draining=True)
+        assert known.draining
+
+
+async def test_a_worker_whose_process_has_ended_is_lost_although_its_connection_stays_open() -> None:
+    run = new_id()
+    async with connected() as (broker, client), ScriptedWorker() as worker:
+        lease = await worker.register(broker.address)
+        worker.script(run, Send(message("a")), Hang())
+        call = client.start(run)
+        assert await call.read() == message("a")
+        broker._registry.ended("unknown", "was killed")
+        broker._registry.ended(worker.instance, "was killed by SIGKILL")
+        assert broker.pool.workers() == ()
+        assert (await client.read_all(call))[1:] == ("UNAVAILABLE", "WORKER_LOST")
+        assert await lease.status() == ("ABORTED", "LEASE_EXPIRED")
+        broker._registry.ended(worker.instance, "twice")
+        assert list((await worker.register(broker.address)).registered.given_up) == [run]

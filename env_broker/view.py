@@ -1,0 +1,188 @@
+"""What the pool is doing, as one message."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+from envtrio.v1 import pool_service_pb2
+
+from env_broker.status import short
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from envtrio.v1.pool_service_pb2 import WatchPoolResponse, WorkerState, WorkerView
+
+    from env_broker.clock import Clock
+    from env_broker.counters import Counters
+    from env_broker.dispatch import Dispatcher
+    from env_broker.link import WorkerLink
+    from env_broker.supervisor import LocalView
+    from env_broker.tasks import Errands
+
+LOST_SECONDS: Final = 60.0
+"""How long a lost worker is shown."""
+MAX_LOST: Final = 64
+"""How many lost workers are shown, the last ones."""
+
+_MAX_DETAIL_CHARACTERS: Final = 1_500
+_ID: Final = re.compile(r"\b([0-9a-f]{8})[0-9a-f]{24}\b")
+
+
+class LocalWorkers(Protocol):
+    """The broker's own workers."""
+
+    def views(self) -> Sequence[LocalView]:
+        """The place of each."""
+
+    async def last_words(self, slot: str, instance: str) -> str:
+        """How that instance ended and what it logged last; empty if it lives."""
+
+
+class _Lost(NamedTuple):
+    view: WorkerView
+    until: float
+
+
+class PoolView:
+    """Puts the view together from what the parts of the broker know.
+
+    Args:
+        links: instance -> link of every registered worker.
+        local: the broker's own workers.
+        max_queue: runs that may wait.
+        wall: seconds since 1970, for people.
+    """
+
+    def __init__(
+        self,
+        *,
+        links: Mapping[str, WorkerLink],
+        dispatcher: Dispatcher,
+        local: LocalWorkers,
+        counters: Counters,
+        errands: Errands,
+        clock: Clock,
+        max_queue: int,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._links: Final = links
+        self._dispatcher: Final = dispatcher
+        self._local: Final = local
+        self._counters: Final = counters
+        self._errands: Final = errands
+        self._clock: Final = clock
+        self._max_queue: Final = max_queue
+        self._wall: Final = wall
+        self._registered: dict[str, tuple[str, float]] = {}
+        """instance -> its lease, and when that began."""
+        self._lost: Final[dict[str, _Lost]] = {}
+
+    def changed(self) -> None:
+        """The pool has changed: remember when each registration was."""
+        now = self._wall()
+        self._registered = {
+            instance: known
+            if (known := self._registered.get(instance)) is not None and known[0] == link.worker.lease
+            else (link.worker.lease, now)
+            for instance, link in self._links.items()
+        }
+
+    def lost(self, link: WorkerLink, cause: str) -> None:
+        """A worker left without a goodbye: show it, and why, for a while."""
+        view = self._worker(link)
+        view.state = pool_service_pb2.WORKER_STATE_LOST
+        view.detail = shown(f"it was lost: {cause}")
+        # Nobody knows what it has now.
+        view.running = view.open_windows = view.held_array_bytes = 0
+        self._lost.pop(view.instance, None)
+        self._lost[view.instance] = _Lost(view, self._clock.now() + LOST_SECONDS)
+        while len(self._lost) > MAX_LOST:
+            del self._lost[next(iter(self._lost))]
+        if link.local_slot:
+            words = self._local.last_words(link.local_slot, view.instance)
+            self._errands.start(self._add_words(view, words), f"last words of {short(view.instance)}")
+
+    def take(self) -> WatchPoolResponse:
+        """The pool as it is now; `taken_at` is left to the caller."""
+        now = self._clock.now()
+        for instance, lost in tuple(self._lost.items()):
+            if lost.until <= now or instance in self._links:
+                del self._lost[instance]
+        return pool_service_pb2.WatchPoolResponse(
+            workers=[
+                *(self._worker(link) for link in self._links.values()),
+                *self._places(),
+                *(lost.view for lost in self._lost.values()),
+            ],
+            queued_runs=self._dispatcher.queued,
+            max_queued_runs=self._max_queue,
+            counters=self._counters.view(),
+        )
+
+    def _worker(self, link: WorkerLink) -> WorkerView:
+        worker = link.worker
+        state, detail = _standing(link)
+        view = pool_service_pb2.WorkerView(
+            instance=worker.instance,
+            address=link.address,
+            state=state,
+            environments=sorted(worker.environments),
+            running=worker.busy,
+            max_concurrent_runs=worker.slots,
+            open_windows=worker.load.open_windows,
+            held_array_bytes=worker.load.held_array_bytes,
+            detail=shown(detail),
+            local_slot=link.local_slot,
+        )
+        if (known := self._registered.get(worker.instance)) is not None:
+            view.registered_at.FromNanoseconds(int(known[1] * 1e9))
+        return view
+
+    def _places(self) -> list[WorkerView]:
+        """The places of local workers of which the pool does not know."""
+        views: list[WorkerView] = []
+        for place in self._local.views():
+            if place.instance in self._links or place.instance in self._lost:
+                continue
+            state, detail = _unregistered(place)
+            views.append(
+                pool_service_pb2.WorkerView(
+                    instance=place.instance, state=state, detail=shown(detail), local_slot=str(place.slot)
+                )
+            )
+        return views
+
+    async def _add_words(self, view: WorkerView, words: Awaitable[str]) -> None:
+        if said := await words:
+            view.detail = shown(f"{view.detail}; {said}")
+
+
+def shown(text: str) -> str:
+    """Text for people: bounded, and with 8 digits of any request_id, which is a capability."""
+    return _ID.sub(r"\1", text)[:_MAX_DETAIL_CHARACTERS]
+
+
+def _standing(link: WorkerLink) -> tuple[WorkerState.ValueType, str]:
+    """Where a registered worker stands, and why."""
+    if link.worker.draining:
+        return pool_service_pb2.WORKER_STATE_DRAINING, "it takes no new runs"
+    if not link.reachable:
+        cause = link.unreachable_because
+        said = f"the broker cannot reach it: {cause}" if cause else "the broker has yet to reach it"
+        return pool_service_pb2.WORKER_STATE_LOADING, said
+    if not link.worker.environments:
+        return pool_service_pb2.WORKER_STATE_LOADING, "its environments are loading"
+    return pool_service_pb2.WORKER_STATE_READY, ""
+
+
+def _unregistered(place: LocalView) -> tuple[WorkerState.ValueType, str]:
+    """Where a local worker stands that is not registered, and why."""
+    if place.state == "LEAVING":
+        return pool_service_pb2.WORKER_STATE_DRAINING, f"process {place.pid} ends"
+    if place.instance:
+        return pool_service_pb2.WORKER_STATE_LOST, f"process {place.pid} lives, but its lease is over"
+    process = f"process {place.pid} was started" if place.pid is not None else "it waits to be started again"
+    return pool_service_pb2.WORKER_STATE_STARTING, "; ".join(said for said in (process, place.detail) if said)
