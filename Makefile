@@ -80,6 +80,12 @@ fault-matrix: $(VENV)/.installed-dev ## Play the fault matrix, and write docs/fa
 bench-confirm: $(VENV)/.installed-dev ## What a confirmation costs, as a ratio
 	$(BIN)/python -m benchmarks.confirm_cost
 
+bench-slow-reader: $(VENV)/.installed-dev ## What a client that reads nothing costs the others, as ratios. About 4 minutes
+	$(BIN)/python -m benchmarks.slow_reader
+
+bench-isolate: $(VENV)/.installed-dev ## What a process for each run costs, as ratios
+	$(BIN)/python -m benchmarks.isolate_cost
+
 protos: | $(VENV)/bin/python ## Regenerate the stubs
 	$(BIN)/python protos/generate.py
 
@@ -109,4 +115,4 @@ test-compose: ## Build the image, bring the pool up, run the client, take it dow
 clean: ## Remove environments and caches
 	rm -rf $(VENV) .venv-protos build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
-.PHONY: help run test verify lint drift coverage soak mutants chaos fault-matrix bench-confirm protos docs release-image format up down test-compose clean
+.PHONY: help run test verify lint drift coverage soak mutants chaos fault-matrix bench-confirm bench-slow-reader bench-isolate protos docs release-image format up down test-compose clean

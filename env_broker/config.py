@@ -90,7 +90,10 @@ class BrokerSettings:
     )
     max_queue: int = _setting("--max-queue", 1024, "runs", "runs that may wait for a worker")
     max_queue_bytes: int = _setting(
-        "--max-queue-bytes", 256 * 1024 * 1024, "bytes", "what the requests of those runs may have together"
+        "--max-queue-bytes",
+        256 * 1024 * 1024,
+        "bytes",
+        "what the requests of those runs may have together; a larger one waits only alone",
     )
     quiet_seconds: float = _setting(
         "--quiet-seconds", 60.0, "s", "when no run has gone on for so long, the log names the oldest ones"

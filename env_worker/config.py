@@ -75,7 +75,10 @@ class WorkerSettings:
     max_concurrent: int = _setting("--max-concurrent", 64, "runs", "runs that are carried at once")
     max_queue: int = _setting("--max-queue", 256, "runs", "runs that may wait for one of those places")
     max_queue_bytes: int = _setting(
-        "--max-queue-bytes", 256 * 1024 * 1024, "bytes", "what the requests of those runs may have together"
+        "--max-queue-bytes",
+        256 * 1024 * 1024,
+        "bytes",
+        "what the requests of those runs may have together; a larger one waits only alone",
     )
     isolate: str = _setting(
         "--isolate",
@@ -106,7 +109,7 @@ class WorkerSettings:
         "--linger-seconds",
         60.0,
         "s",
-        "after the drain: how long to stay for replies that can still be taken back",
+        "after the drain: how long to stay for replies that can still be taken back, and for held arrays",
     )
     kill_seconds: float = _setting(
         "--kill-seconds",

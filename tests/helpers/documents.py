@@ -22,8 +22,8 @@ def settings_section(settings: Iterable[Any]) -> str:
     rows = ["| flag | variable | default | unit | what it sets |", "| --- | --- | --- | --- | --- |"]
     for setting in settings:
         default = "" if setting.default in (None, (), False, "") else f"`{setting.default}`"
-        meaning = setting.help.replace("|", "\\|")
-        rows.append(f"| `{setting.flag}` | `{setting.variable}` | {default} | {setting.unit} | {meaning} |")
+        meaning, unit = (text.replace("|", "\\|") for text in (setting.help, setting.unit))
+        rows.append(f"| `{setting.flag}` | `{setting.variable}` | {default} | {unit} | {meaning} |")
     return "\n".join(rows)
 
 
