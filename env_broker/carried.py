@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -14,12 +15,13 @@ PLACED: Final = "placed"
 ADMITTED: Final = "admitted"
 RECEIVED: Final = "received"
 PASSED: Final = "passed"
+REPLIED: Final = "replied"
 CANCEL_SENT: Final = "cancel sent"
 
 
 @dataclass(slots=True, eq=False)
 class Carried:
-    """One run. Writing to it is all that a message costs; times are monotonic seconds."""
+    """One run. Noting it here is all that a message costs; times are monotonic seconds."""
 
     request_id: str
     at: float
@@ -29,8 +31,17 @@ class Carried:
     """Messages that its worker has sent."""
     worker: str = ""
     """Where it is, as logs name it; empty while it waits."""
+    went_on: float = -math.inf
+    """When it went on last; see `happened`."""
     told: bool = False
     """Whether the log has named it as one that stays behind."""
+
+    def happened(self, event: str, now: float) -> None:
+        """Note its last event. A reply, and messages after the first, are progress: on workers that all hang
+        runs are placed too, and come as far as their prompt."""
+        self.event, self.at = event, now
+        if event is REPLIED or (self.messages > 1 and (event is RECEIVED or event is PASSED)):
+            self.went_on = now
 
     @property
     def last_event(self) -> str:
@@ -65,7 +76,8 @@ class CarriedHop:
     def placed(self, worker: str) -> None:
         """The run goes to that worker."""
         carried = self._carried
-        carried.event, carried.at, carried.worker = PLACED, self._clock.now(), worker
+        carried.worker = worker
+        carried.happened(PLACED, self._clock.now())
 
     def declined(self) -> None:
         """That worker did not admit it: it waits again."""
@@ -73,16 +85,16 @@ class CarriedHop:
 
     async def admitted(self) -> None:
         """As in ClientHop."""
-        self._carried.event, self._carried.at = ADMITTED, self._clock.now()
+        self._carried.happened(ADMITTED, self._clock.now())
         await self._hop.admitted()
 
     async def send(self, message: bytes) -> None:
         """As in ClientHop."""
         carried = self._carried
         carried.messages += 1
-        carried.event, carried.at = RECEIVED, self._clock.now()
+        carried.happened(RECEIVED, self._clock.now())
         await self._hop.send(message)
-        carried.event, carried.at = PASSED, self._clock.now()
+        carried.happened(PASSED, self._clock.now())
 
     def time_remaining(self) -> float | None:
         """As in ClientHop."""

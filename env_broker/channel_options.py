@@ -40,6 +40,8 @@ CHANNEL_OPTIONS: Final = (
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.enable_http_proxy", 0),
+    # Never: gRPC would close a connection that had no run for half an hour, which looks like one that broke.
+    ("grpc.client_idle_timeout_ms", 2**31 - 1),
     # A worker that came back at its old address gets a connection of its own, not a broken one's backoff.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),

@@ -7,13 +7,18 @@ import asyncio
 import logging
 import os
 import sys
-from typing import TYPE_CHECKING
+from importlib.metadata import version
+from typing import TYPE_CHECKING, TextIO, cast
 
-from env_broker.config import BrokerSettings, SettingsError, make_parser
+from env_broker.config import VARIABLE_PREFIX, BrokerSettings, SettingsError, make_parser, settings_table
 from env_broker.exit_code import EXIT_CANNOT_START, EXIT_USAGE, HELP
+from env_broker.log_stream import LogStream
+from env_broker.variables import unknown_variables
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+log = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -22,6 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="env-broker", description="One address in front of many workers.", epilog=HELP
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {version('envtrio')}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     commands.add_parser("serve", help="serve until SIGTERM; see `env-broker serve --help`", add_help=False)
     parser.parse_args(argv[:1])
@@ -37,12 +43,25 @@ def _serve(argv: Sequence[str]) -> int:
     except SettingsError as error:
         print(f"env-broker serve: {error}", file=sys.stderr)
         return EXIT_USAGE
+    stream, stderr = LogStream.of_stderr(), sys.stderr
+    sys.stderr = cast("TextIO", stream)  # nothing that is said may hold up the loop, whoever reads it
+    try:
+        return _run(settings)
+    finally:
+        stream.close()
+        sys.stderr = stderr
+
+
+def _run(settings: BrokerSettings) -> int:
     logging.basicConfig(
         stream=sys.stderr,
         level=settings.log_level.upper(),
         format="time=%(asctime)s level=%(levelname)s module=%(name)s %(message)s",
         datefmt="%Y-%m-%dT%H:%M:%S",
     )
+    known = {setting.variable for setting in settings_table()}
+    for warning in unknown_variables(os.environ, VARIABLE_PREFIX, known):
+        log.warning("%s", warning)
     # These import grpc, which --help can do without.
     from env_broker.serve import serve
     from env_broker.server import StartError

@@ -52,7 +52,8 @@ class BrokerSettings:
     )
     max_workers: int | None = _setting(
         "--max-workers", None, "processes",
-        "with --min-workers: most of them; one more is started when 90 % of the slots are taken",
+        "with --min-workers: most of them; when 90 % of the slots are taken or asked for, as many more are "
+        "started as bring it below that",
     )  # fmt: skip
     idle_seconds: float = _setting(
         "--idle-seconds", 60.0, "s",
@@ -76,8 +77,9 @@ class BrokerSettings:
     )  # fmt: skip
     stuck_seconds: float = _setting(
         "--stuck-seconds", 120.0, "s",
-        "how long environments may block a local worker, or it may run without a sign of life, until it is "
-        "replaced",
+        "how long environments may block a local worker, or its process may run without a heartbeat, until "
+        "it is replaced; one that is stopped (SIGSTOP) is left alone: its place stays empty until SIGCONT or "
+        "SIGKILL",
     )  # fmt: skip
     drain_seconds: float = _setting(
         "--drain-seconds", 30.0, "s", "after SIGTERM: how long running episodes may take to finish"
@@ -209,9 +211,11 @@ class BrokerSettings:
         if self.min_workers is None and self.max_workers is None:
             return
         if self.min_workers is None or self.max_workers is None:
+            given, absent = ("--min", "--max") if self.max_workers is None else ("--max", "--min")
+            value = self.min_workers if self.max_workers is None else self.max_workers
             raise SettingsError(
-                f"--min-workers is {self.min_workers} and --max-workers is {self.max_workers}; an elastic "
-                "pool needs both, a static one --workers"
+                f"{given}-workers is {value}, but {absent}-workers is not given; an elastic pool needs both, "
+                "a static one --workers"
             )
         if self.workers:
             raise SettingsError(
@@ -257,7 +261,7 @@ def _add_settings(parser: configargparse.ArgumentParser) -> None:
         if setting.unit == "switch":
             described["action"] = "store_true"
         else:
-            described["metavar"] = setting.unit.upper() if setting.unit.islower() else setting.unit
+            described["metavar"] = setting.unit.upper() if setting.unit.isalpha() else setting.unit
             described["default"] = setting.default
             if setting.name in _LISTS:
                 described |= {"action": "append", "default": None}

@@ -33,13 +33,14 @@ _MOMENTS: Final = 1
 """Failed tries in a row that mean nothing yet, as a connection may break for a moment: runs wait on."""
 
 _MAX_CAUSE_CHARACTERS: Final = 300
+_ADVICE: Final = "start it with an --advertise HOST:PORT that the broker can dial, or open its port"
 
 
 class Dial(Protocol):
     """One try to reach a worker."""
 
     async def __call__(self, link: WorkerLink) -> str:
-        """Why it was not reached; empty if it was."""
+        """Why it was not reached, and what to do about it; empty if it was."""
 
 
 async def describe(link: WorkerLink) -> str:
@@ -49,10 +50,13 @@ async def describe(link: WorkerLink) -> str:
         answer = await link.describe(request, DIAL_SECONDS)
     except grpc.aio.AioRpcError as error:
         if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-            return f"nobody answered in {DIAL_SECONDS:g} s"
-        return f"{error.code().name}: {error.details()}"[:_MAX_CAUSE_CHARACTERS]
+            return f"nobody answered in {DIAL_SECONDS:g} s; {_ADVICE}"
+        return f"{error.code().name}: {error.details()}"[:_MAX_CAUSE_CHARACTERS] + f"; {_ADVICE}"
+    if not isinstance(answer, env_service_pb2.DescribeResponse):  # gRPC hands out None where it cannot decode
+        return f"what answers there is no env-worker: its answer is no DescribeResponse; {_ADVICE}"
     if answer.instance != link.worker.instance:
-        return f"another process answers there, {answer.role[:16]} {short(answer.instance)}"
+        who = f"{answer.role[:16]} {short(answer.instance)}"
+        return f"another process answers there, {who}; correct its --advertise"
     return ""
 
 
@@ -65,17 +69,26 @@ class DialBack:
     Args:
         dial: tries once.
         on_change: called when a worker became reachable or ceased to be, or is unreachable for another cause.
+        on_reached: called with a worker that has just become reachable, before it gets runs.
     """
 
-    def __init__(self, *, clock: Clock, on_change: Callable[[], None], dial: Dial = describe) -> None:
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        on_change: Callable[[], None],
+        on_reached: Callable[[WorkerLink], None] = lambda _: None,
+        dial: Dial = describe,
+    ) -> None:
         self._clock: Final = clock
         self._on_change: Final = on_change
+        self._on_reached: Final = on_reached
         self._dial: Final = dial
 
     def watch(self, link: WorkerLink) -> None:
         """The worker has registered: it counts as reachable once it was reached."""
         link.worker.reachable = False
-        _Watch(link, self._clock, self._on_change, self._dial)
+        _Watch(link, self._clock, self._on_change, self._on_reached, self._dial)
 
     def verify(self, link: WorkerLink) -> None:
         """Reach it again; until that fails it counts for what it is now."""
@@ -94,10 +107,18 @@ class DialBack:
 class _Watch(Leg):
     """Dials one worker until it is reached, and again whenever its connection broke."""
 
-    def __init__(self, link: WorkerLink, clock: Clock, on_change: Callable[[], None], dial: Dial) -> None:
+    def __init__(
+        self,
+        link: WorkerLink,
+        clock: Clock,
+        on_change: Callable[[], None],
+        on_reached: Callable[[WorkerLink], None],
+        dial: Dial,
+    ) -> None:
         self._link: Final = link
         self._clock: Final = clock
         self._on_change: Final = on_change
+        self._on_reached: Final = on_reached
         self._dial: Final = dial
         self._hurry: Final = asyncio.Event()
         self._said: Final[set[str]] = set()
@@ -116,7 +137,11 @@ class _Watch(Leg):
         delay, failures = FIRST_DELAY_SECONDS, 0
         while True:
             self._hurry.clear()
-            cause = await self._dial(self._link)
+            try:
+                cause = await self._dial(self._link)
+            except Exception as error:  # whatever it was: the next try may find another
+                log.exception("worker=%s could not be dialled, a fault of the broker itself", self._link.name)
+                cause = f"dialling it failed: {type(error).__name__}: {error}"[:_MAX_CAUSE_CHARACTERS]
             failures = failures + 1 if cause else 0
             if 0 < failures <= _MOMENTS:
                 self._unreachable_now()
@@ -148,12 +173,13 @@ class _Watch(Leg):
     def _found(self, cause: str) -> None:
         link, worker = self._link, self._link.worker
         changed = (worker.reachable, worker.unreachable_because) != (not cause, cause)
+        if not (cause or worker.reachable):
+            self._on_reached(link)
         worker.reachable, worker.unreachable_because = not cause, cause
         if cause and cause not in self._said:
             self._said.add(cause)
             log.warning(
-                "worker=%s holds a lease, but gets no runs: the broker cannot reach it at %s: %s; start it "
-                "with an --advertise HOST:PORT that can be dialled from here, or open its port",
+                "worker=%s holds a lease, but gets no runs: the broker cannot reach it at %s: %s",
                 link.name,
                 link.address,
                 cause,

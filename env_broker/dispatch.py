@@ -225,8 +225,9 @@ class Dispatcher:
         detail = "; ".join(part for part in (_unreachable(unreachable), self._prospects.detail()) if part)
         return Refusal(
             "NO_WORKER_READY",
-            f"{len(self._pool)} workers are registered and none takes runs of that environment; send the run "
-            "again when Health says SERVING" + (f" ({detail})" if detail else ""),
+            f"no worker takes runs{f' of environment {environment[:128]!r}' if environment else ''}: "
+            f"{_registered(len(self._pool))}; send the run again when Health says SERVING",
+            detail=detail,
             value=len(self._pool),
         )
 
@@ -250,12 +251,16 @@ class Dispatcher:
         )
 
 
+def _registered(count: int) -> str:
+    """For people: so many are, and no run can be given to them."""
+    if not count:
+        return "none is registered"
+    return "1 is registered, and does not" if count == 1 else f"{count} are registered, and none does"
+
+
 def _unreachable(workers: list[Worker]) -> str:
     """For people: why they cannot be dialled."""
-    some = [
+    return "; ".join(
         f"worker {worker.instance[:8]} cannot be reached at {worker.address}: {worker.unreachable_because}"
         for worker in workers[:_MOST_NAMED]
-    ]
-    if some:
-        some[-1] += "; start it with an --advertise HOST:PORT that the broker can dial"
-    return "; ".join(some)
+    )

@@ -88,9 +88,10 @@ class Elastic:
         self._pool.spare(decision.spare)
         if decision.grow:
             log.info(
-                "pool grows by %d to %d local workers: of %d slots %d are taken, and %d runs wait",
+                "pool grows by %d to %d local workers: of %d slots %d are taken, %d runs wait, %d workers "
+                "have lost their lease",
                 decision.grow, local.size + decision.grow, sum(worker.slots for worker in shared),
-                sum(worker.taken for worker in shared), queued,
+                sum(worker.taken for worker in shared), queued, local.size - local.starting - len(own),
             )  # fmt: skip
             supervisor.grow(decision.grow)
         elif decision.give_up_start:

@@ -12,16 +12,17 @@ EXIT_OK: Final = 0
 EXIT_CANNOT_START: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_UNFINISHED: Final = 3
-"""Hooks of a local worker were still at work at the end, or it had to be killed."""
+"""Hooks of a local worker were still at work at the end, or it was killed or ended by a failure."""
 EXIT_ARRAYS_LOST: Final = 4
 """A local worker held training arrays that nobody had fetched."""
 EXIT_RUNS_ENDED: Final = 5
 """Runs that had begun were ended by the stop, here or in a local worker."""
 
 HELP: Final = (
-    "exit code: 0 stopped and nothing lost; 1 cannot start; 2 wrong usage; of what the stop has lost the "
-    "first that applies: 3 hooks of a local worker were still at work, or it had to be killed; 4 a local "
-    "worker held training arrays that nobody had fetched; 5 runs that had begun were ended"
+    "exit code: 0 stopped and nothing lost; 1 cannot start, as where the port is taken; 2 wrong usage; of "
+    "what the stop has lost the first that applies: 3 hooks of a local worker were still at work, or it was "
+    "killed or failed; 4 a local worker held training arrays that nobody had fetched; 5 runs that had begun "
+    "were ended"
 )
 
 _WORKER_STUCK: Final = 6
@@ -34,5 +35,6 @@ def losses(ending: Ending) -> frozenset[int]:
         return frozenset({ending.code})
     if ending.code == _WORKER_STUCK:
         return frozenset({EXIT_RUNS_ENDED})
-    # Killed by whatever signal: nobody knows what its hooks had. Before it registered it had nothing.
-    return frozenset({EXIT_UNFINISHED} if ending.code < 0 and ending.instance else ())
+    # Killed by whatever signal, or ended by its environments: nobody knows what its hooks had. Before it
+    # registered it had nothing.
+    return frozenset({EXIT_UNFINISHED} if ending.code != EXIT_OK and ending.instance else ())

@@ -35,6 +35,10 @@ class GivenUp:
         """What that worker has yet to acknowledge."""
         return list(self._lists.get(instance, ()))
 
+    def forget(self, instance: str) -> None:
+        """That worker's process has ended: it will acknowledge nothing."""
+        self._lists.pop(instance, None)
+
     def acknowledge(self, instance: str, request_ids: Iterable[str]) -> None:
         """The worker has discarded these."""
         ids = self._lists.get(instance)

@@ -23,6 +23,7 @@ PROTOCOL_GENERATION: Final = 1
 MAX_SLOTS: Final = 65_536
 MAX_WINDOW_SECONDS: Final = 86_400.0
 MAX_ENVIRONMENTS: Final = 4_096
+MAX_SLOT_CHARACTERS: Final = 64
 
 _INSTANCE: Final = re.compile(r"[0-9a-f]{32}")
 _ADDRESS: Final = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\s:/\[\]]+):(\d{1,5})")
@@ -43,6 +44,7 @@ class Hello:
     late_cancel_seconds: float
     held_runs: tuple[HeldRun, ...]
     local_slot: str
+    """What it was started with, if it is one of the broker's own; no more than a claim."""
 
 
 def check_generation(theirs: int) -> None:
@@ -73,6 +75,10 @@ def check_hello(hello: WorkerHello) -> Hello:
     window = hello.late_cancel_seconds
     if not math.isfinite(window) or not 0 <= window <= MAX_WINDOW_SECONDS:
         raise _invalid("late_cancel_seconds", window, f"0 to {MAX_WINDOW_SECONDS:g}")
+    if len(hello.local_slot) > MAX_SLOT_CHARACTERS:
+        raise _invalid(
+            "local_slot", hello.local_slot[:MAX_SLOT_CHARACTERS], f"at most {MAX_SLOT_CHARACTERS} characters"
+        )
     for run in hello.held_runs:
         try:
             check_request_id(run.request_id)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         SessionResponse,
     )
 
+    from env_broker.held_request import HeldRequest
     from env_broker.pool import Worker
 
 _MOST_AT_ONCE: Final = 1_024
@@ -49,16 +50,16 @@ class WorkerLink:
         self, worker: Worker, *, local_slot: str = "", descriptions: Sequence[EnvironmentDescription] = ()
     ) -> None:
         self.worker: Final = worker
-        self.local_slot: Final = local_slot
+        self.local_slot = local_slot
         self.descriptions = tuple(descriptions)
         self.lost = False
         self.legs: Final[set[Leg]] = set()
         self.gate: Final = asyncio.Semaphore(_MOST_AT_ONCE)
         self.address: Final = worker.address
         self._channel: Final = grpc.aio.insecure_channel(worker.address, options=CHANNEL_OPTIONS)
-        # No (de)serializers: what a worker streams is never decoded here.
-        self._run: Final[grpc.aio.UnaryStreamMultiCallable[bytes, bytes]] = self._channel.unary_stream(
-            "/envtrio.v1.EnvService/Run"
+        # What a worker streams is never decoded here. A call keeps what it was given for as long as it lasts.
+        self._run: Final[grpc.aio.UnaryStreamMultiCallable[HeldRequest, bytes]] = self._channel.unary_stream(
+            "/envtrio.v1.EnvService/Run", request_serializer=lambda request: request.data
         )
         self._cancel: Final[grpc.aio.UnaryUnaryMultiCallable[CancelRequest, CancelResponse]] = (
             self._channel.unary_unary(
@@ -102,7 +103,9 @@ class WorkerLink:
         """Why not; empty while that is not known, or it is."""
         return self.worker.unreachable_because
 
-    def run(self, request: bytes, timeout: float | None) -> grpc.aio.UnaryStreamCall[bytes, bytes]:
+    def run(
+        self, request: HeldRequest, timeout: float | None
+    ) -> grpc.aio.UnaryStreamCall[HeldRequest, bytes]:
         """Start a run with the request's bytes; `timeout` in seconds. The caller cancels the call."""
         return self._run(request, timeout=timeout)
 

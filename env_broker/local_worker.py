@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import signal
 import sys
 import uuid
 from typing import TYPE_CHECKING, Final
 
+from env_broker.backoff import STEADY_SECONDS, restart_delay
 from env_broker.ending import Ending
-from env_broker.leftovers import MARK_VARIABLE, kill_leftovers, stopped
+from env_broker.leftovers import MARK_VARIABLE, kill_leftovers
 from env_broker.log_tail import LogTail
-from env_broker.patience import Patience
+from env_broker.oversight import Oversight
 from env_broker.tasks import first_of
 from env_broker.worker_process import WorkerProcess
 
@@ -25,22 +27,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-STEADY_SECONDS: Final = 60.0
-"""A worker that lived this long is restarted at once."""
-
-_FIRST_DELAY_SECONDS: Final = 0.5
-_LAST_DELAY_SECONDS: Final = 15.0
 _HOPEFUL_FAILURES: Final = 3
 """So many starts in a row without a registration, and runs no longer wait for this worker."""
 _DEATH_SECONDS: Final = 1.0
 """So long after the end of its lease a process that has died was found dead."""
-
-
-def restart_delay(failures: int) -> float:
-    """Seconds before the restart after so many exits in a row: at once, then 0.5 s doubling to 15 s."""
-    if failures <= 1:
-        return 0.0
-    return min(_FIRST_DELAY_SECONDS * 2.0 ** min(failures - 2, 16), _LAST_DELAY_SECONDS)
 
 
 class LocalWorker:
@@ -73,9 +63,11 @@ class LocalWorker:
         self._clock: Final = clock
         self._on_change: Final = on_change
         self._on_end: Final = on_end
-        self._mute: Final = Patience(mute_seconds)
-        self._leave: Final = Patience(leave_seconds)
+        self._mute_seconds: Final = mute_seconds
+        self._leave_seconds: Final = leave_seconds
         self._process: WorkerProcess | None = None
+        self._oversight: Oversight | None = None
+        self._claim = ""
         self._started = clock.now()
         self._tail = LogTail()
         self._ended = asyncio.Event()
@@ -84,7 +76,8 @@ class LocalWorker:
         self._starts_in_vain = 0
         self._killed_because = ""
         self._lost_lease_at: float | None = None
-        self._last = Ending("", 0, "")
+        self._last = Ending("", 0, "", "")
+        self._again_at = clock.now()
         self.starts = 0
         """Processes that were started."""
         self.instance = ""
@@ -99,6 +92,11 @@ class LocalWorker:
     def leaving(self) -> bool:
         """Whether no further process will fill the place."""
         return self._leaving.is_set()
+
+    @property
+    def halted(self) -> bool:
+        """Whether its process is stopped, as by SIGSTOP."""
+        return self._oversight is not None and self._oversight.stopped
 
     @property
     def starting(self) -> bool:
@@ -119,22 +117,39 @@ class LocalWorker:
         return self._lost_lease_at is not None or (self.starting and self._starts_in_vain < _HOPEFUL_FAILURES)
 
     @property
-    def last_exit(self) -> str:
-        """How its last process ended, for people; empty before."""
-        return self._last.words
+    def condition(self) -> str:
+        """What its process does, for people; empty while that is what it should."""
+        if self._oversight is not None:
+            return self._oversight.words(leaving=self.leaving)
+        return f"it is started again in {math.ceil(max(0.0, self._again_at - self._clock.now()))} s"
+
+    @property
+    def last(self) -> Ending:
+        """How its last process ended; without words before."""
+        return self._last
 
     @property
     def exits(self) -> int:
         """Processes that have ended in a row, this one included; none before it if this one is steady."""
         return 1 if self._clock.now() - self._started >= STEADY_SECONDS else self._exits + 1
 
-    def registered(self, instance: str) -> None:
-        """Its process has registered as that instance."""
+    def registered(self, claim: str, instance: str) -> bool:
+        """Somebody has registered as that instance, and claims to be its process. False: it is not that.
+
+        An environment of it may know the claim and start a worker with it, so the first instance is the one.
+        """
+        if self._process is None or claim != self._claim or self.instance not in ("", instance):
+            return False
         self.instance, self._starts_in_vain, self._lost_lease_at = instance, 0, None
+        if self._oversight is not None:
+            self._oversight.registered()
+        return True
 
     def lost_lease(self) -> None:
         """The lease that its process had is over."""
         self._lost_lease_at = self._clock.now()
+        if self._oversight is not None:
+            self._oversight.lost_lease()
 
     async def run(self) -> None:
         """Keep the place filled until it is left. Cancelling it leaves no process behind."""
@@ -143,18 +158,21 @@ class LocalWorker:
             if self.leaving:
                 return
             self._started = self._clock.now()
-            mark = uuid.uuid4().hex
+            # Not the same: all that its environments start inherits the mark.
+            mark, self._claim = uuid.uuid4().hex, f"{self.slot}:{uuid.uuid4().hex}"
             try:
-                process = await WorkerProcess.start(self._command, self._variables(mark))
+                process = WorkerProcess.start(self._command, self._variables(mark))
             except (OSError, RuntimeError) as error:  # no such program, no more processes, no more threads
-                log.error("slot=%d cannot start: %s", self.slot, error)
-                self._over(Ending("", 0, f"worker {self.slot} could not be started: {error}"))
+                self._over(Ending.unstarted(self.slot, error))
                 continue
             try:
                 await self._live(process)
             finally:
                 process.close()
-                await self._sweep(mark, process.pid)
+                try:
+                    await self._sweep(mark, process.pid)
+                finally:  # not before: its group would be another's
+                    process.reap()
 
     async def last_words(self, instance: str, seconds: float) -> str:
         """How that instance ended and what it logged last; waits up to `seconds` for its end."""
@@ -164,26 +182,14 @@ class LocalWorker:
         return self._last.words if instance and instance == self._last.instance else ""
 
     def look(self, now: float, *, leased: bool) -> None:
-        """Kill a process that can no longer do what it should; `leased`: its registration stands.
-
-        The time in which it is stopped does not count: continued, it comes back as it was.
-        """
+        """Kill a process that can no longer do what it should; `leased`: its registration stands."""
         if self._lost_lease_at is not None and now - self._lost_lease_at >= _DEATH_SECONDS:
             self._lost_lease_at = None
             self._on_change()
-        pid = self.pid
-        if pid is None or self._killed_because:
+        if self._oversight is None or self._killed_because:
             return
-        halted = stopped(pid)
-        if leased or halted or self.leaving or not self.instance:
-            self._mute.renew(now)
-        if self._mute.over(now, counts=True):
-            self._kill(
-                "it runs, but has not renewed its lease for --stuck-seconds; an environment may hold its "
-                "interpreter, which --isolate=process would contain"
-            )
-        elif self._leave.over(now, counts=self.leaving and not halted):
-            self._kill("it drains, lingers and ends for longer than it may")
+        if why := self._oversight.look(now, leased=leased, leaving=self.leaving):
+            self._kill(why)
 
     def signal(self, number: signal.Signals) -> None:
         """Send its process a signal; none where it has ended."""
@@ -200,6 +206,13 @@ class LocalWorker:
             self.leave()
             self.signal(signal.SIGTERM)
 
+    def hurry(self) -> None:
+        """Tell it once more to stop; one that is stopped cannot hear it, and is killed."""
+        if self.halted:
+            self._kill("it is stopped (SIGSTOP), and the broker shall stop at once")
+        else:
+            self.signal(signal.SIGTERM)
+
     def _kill(self, why: str) -> None:
         self._killed_because = why
         log.error("slot=%d pid=%s worker=%s is killed: %s", self.slot, self.pid, self.instance[:8], why)
@@ -212,6 +225,9 @@ class LocalWorker:
     async def _live(self, process: WorkerProcess) -> None:
         """One process, until its end."""
         self._process, self._ended, self._tail, self._killed_because = process, asyncio.Event(), LogTail(), ""
+        self._oversight = Oversight(
+            process.pid, mute_seconds=self._mute_seconds, leave_seconds=self._leave_seconds
+        )
         self.starts += 1
         drained = asyncio.create_task(self._drain(process))
         try:
@@ -239,8 +255,17 @@ class LocalWorker:
 
     def _over(self, ending: Ending) -> None:
         """A process has ended, or could not be started: from now on the place waits for the next."""
-        self._last, self._process = ending, None
+        self._last, self._process, self._oversight = ending, None, None
         self._exits = self.exits
+        delay = restart_delay(self._exits)
+        self._again_at = self._clock.now() + delay
+        if not self.leaving:
+            when = f"tries again in {delay:g} s" if delay else "tries again at once"
+            log.error("slot=%d %s: %s", self.slot, when, ending.words)
+        elif ending.code:
+            log.error("slot=%d has left: %s", self.slot, ending.words)
+        else:
+            log.info("slot=%d stopped", self.slot)
         self._starts_in_vain += not self.instance
         self.instance, self._lost_lease_at = "", None
         self._ended.set()
@@ -249,12 +274,7 @@ class LocalWorker:
 
     def _ending(self, code: int) -> Ending:
         seconds = self._clock.now() - self._started
-        ending = Ending.of(self.slot, self.instance, code, seconds, self._killed_because, self._tail)
-        if self.leaving and code == 0:
-            log.info("slot=%d stopped", self.slot)
-        else:
-            log.error("slot=%d %s", self.slot, ending.words)
-        return ending
+        return Ending.of(self.slot, self.instance, code, seconds, self._killed_because, self._tail)
 
     async def _drain(self, process: WorkerProcess) -> None:
         """Forward its output line by line: a pipe that is not read would stop it."""
@@ -266,14 +286,12 @@ class LocalWorker:
 
     def _forward(self, lines: Sequence[str]) -> None:
         for line in lines:
-            print(f"[worker {self.slot}] {line}", file=sys.stderr)
-        if lines:
-            sys.stderr.flush()
+            sys.stderr.write(f"[worker {self.slot}] {line}\n")
 
     def _variables(self, mark: str) -> dict[str, str]:
         """The environment, without an address that only one of the workers could have."""
         inherited = {name: value for name, value in os.environ.items() if name != "ENV_WORKER_ADVERTISE"}
-        own = {"ENV_WORKER_LOCAL_SLOT": str(self.slot), MARK_VARIABLE: mark, "PYTHONUNBUFFERED": "1"}
+        own = {"ENV_WORKER_LOCAL_SLOT": self._claim, MARK_VARIABLE: mark, "PYTHONUNBUFFERED": "1"}
         return {**inherited, **own}
 
 

@@ -51,6 +51,7 @@ class Observer:
             errands=errands,
             clock=clock,
             max_queue=settings.max_queue,
+            bounds=(settings.least_workers, settings.most_workers),
         )
         self.servicer: Final = PoolServicer(self.view.take, clock)
         self._clock: Final = clock

@@ -22,6 +22,11 @@ class Patience:
         self._left = seconds
         self._looked: float | None = None
 
+    @property
+    def left(self) -> float:
+        """How many are left; less than none where they were used up long ago."""
+        return self._left
+
     def renew(self, now: float) -> None:
         """All seconds are there again."""
         self._left, self._looked = self._seconds, now

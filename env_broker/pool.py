@@ -62,8 +62,13 @@ class Worker:
     """As of the last heartbeat."""
     reported_at: float | None = None
     """When that heartbeat came; None while this lease has had none."""
+    says: str = ""
+    """For people, by that heartbeat: why it drains, or what blocks it; may be empty."""
     foreign: int = 0
     """Runs that it had then beyond those of this pool: of callers that dialled it themselves."""
+    most_busy: int = field(default=0, repr=False)
+    """Most slots taken at once since the last heartbeat: what the next one counts may have ended before it
+    comes."""
     last_picked: int = field(default=0, repr=False)
 
     @property
@@ -121,11 +126,11 @@ class Pool:
         slots: int,
         late_cancel_seconds: float,
         now: float,
-    ) -> Worker | None:
+    ) -> Worker:
         """A worker registers. An instance that is here already keeps its taken slots under the new lease.
 
-        Returns the worker that another instance at the same address displaced, or None: a process that lost
-        its address is gone, and its runs are lost.
+        That another one is here with the same address is only a question until somebody has dialled it; see
+        `displace`.
 
         Raises:
             ValueError: `slots` is less than 1.
@@ -133,21 +138,11 @@ class Pool:
         """
         if slots < 1:
             raise ValueError(f"worker {instance[:8]} at {address} has {slots} slots; it needs at least 1")
-        displaced = next(
-            (
-                worker
-                for worker in self._workers.values()
-                if worker.address == address and worker.instance != instance
-            ),
-            None,
-        )
-        if displaced is None and instance not in self._workers and len(self._workers) >= self._limit:
+        if instance not in self._workers and len(self._workers) >= self._limit:
             raise PoolFullError(
                 f"the pool has {len(self._workers)} workers, its limit is {self._limit}; worker "
                 f"{instance[:8]} at {address} may try again when one has left"
             )
-        if displaced is not None:
-            del self._workers[displaced.instance]
         before = self._workers.get(instance)
         worker = Worker(
             instance=instance,
@@ -160,12 +155,29 @@ class Pool:
         )
         if before is None:
             self._workers[instance] = worker
-        else:
-            before.lease, before.address, before.environments = lease, address, worker.environments
-            before.slots, before.late_cancel_seconds = slots, late_cancel_seconds
-            before.lease_ends, before.draining = worker.lease_ends, False
-            before.load, before.reported_at, before.foreign = worker.load, None, 0
-        return displaced
+            return worker
+        before.lease, before.address, before.environments = lease, address, worker.environments
+        before.slots, before.late_cancel_seconds = slots, late_cancel_seconds
+        before.lease_ends, before.draining = worker.lease_ends, False
+        before.load, before.reported_at, before.foreign, before.says = worker.load, None, 0, ""
+        return before
+
+    def displace(self, instance: str) -> list[Worker]:
+        """This worker answers at its address. Remove the others that say they are there, and return them: a
+        process that lost its address is gone, and its runs are lost."""
+        there = self._workers.get(instance)
+        gone = (
+            []
+            if there is None
+            else [
+                worker
+                for worker in self._workers.values()
+                if worker.address == there.address and worker is not there
+            ]
+        )
+        for worker in gone:
+            del self._workers[worker.instance]
+        return gone
 
     def heartbeat(
         self,
@@ -175,6 +187,7 @@ class Pool:
         *,
         load: Load = NO_LOAD,
         environments: Iterable[str] | None = None,
+        says: str = "",
     ) -> bool:
         """Renew the lease, note the load, and say what is served if that has changed. False: that lease is
         over."""
@@ -182,8 +195,8 @@ class Pool:
         if worker is None:
             return False
         worker.lease_ends = now + self._lease_seconds
-        worker.load, worker.reported_at = load, now
-        worker.foreign = max(0, load.running - worker.busy)
+        worker.load, worker.reported_at, worker.says = load, now, says
+        worker.foreign, worker.most_busy = max(0, load.running - worker.most_busy), worker.busy
         if environments is not None:
             worker.environments = frozenset(environments)
         return True
@@ -235,6 +248,7 @@ class Pool:
             )
         self._picks += 1
         worker.busy += 1
+        worker.most_busy = max(worker.most_busy, worker.busy)
         worker.last_picked = self._picks
 
     def release(self, worker: Worker) -> None:

@@ -10,7 +10,7 @@ import logging
 import math
 from typing import Final, NamedTuple
 
-from env_broker.carried import CANCEL_SENT, QUEUED, Carried
+from env_broker.carried import CANCEL_SENT, Carried
 
 SHOWN: Final = 5
 """Runs that are named at once."""
@@ -32,8 +32,9 @@ class Line(NamedTuple):
 class Quiet:
     """Finds out that nothing progresses.
 
-    A run goes on when it is placed on a worker or admitted there, gets a message, or passes it to its client.
-    That it came, or left, is no progress: runs come to a pool whose workers all hang, and give up there.
+    A run goes on when it gets a message from its worker, or passes it to its client, after the first one; or
+    replies. That it came, was placed, said its prompt or left is no progress: runs come to a pool whose
+    workers all hang, and give up there.
 
     Args:
         seconds: for how long no run has gone on when the log says so.
@@ -44,37 +45,41 @@ class Quiet:
         self._carried: Final[set[Carried]] = set()
         self._by_id: Final[dict[str, Carried]] = {}
         self._went_on = -math.inf
-        """The last progress that is not in `_carried` any more, or when the first of these runs came."""
+        """The last progress that is not in `_carried` any more. Idle time is left out."""
+        self._emptied = -math.inf
+        """When the last run left, while there is none."""
         self._checked = math.inf
         self._pause = 0.0
         """Until the next lines, while it is quiet; 0 while it is not."""
         self._next = -math.inf
         self._told = -math.inf
         """The last progress when the log said so."""
+        self._told_over = True
+        """Whether the log has said since that no run is there any more."""
 
     def __len__(self) -> int:
         return len(self._carried)
 
     def enter(self, request_id: str, now: float) -> Carried:
-        """A run has come. Tell what happens to it by writing to what this returns."""
+        """A run has come. Tell what this returns what happens to it."""
         if not self._carried:
-            self._went_on = now  # while there is nothing to do, nothing is quiet
+            self._resume(now)
         carried = self._by_id[request_id] = Carried(request_id, now)
         self._carried.add(carried)
         return carried
 
-    def leave(self, carried: Carried) -> None:
+    def leave(self, carried: Carried, now: float) -> None:
         """A run has ended."""
         self._carried.remove(carried)
         if self._by_id.get(carried.request_id) is carried:  # else its id has come again, while it was ending
             del self._by_id[carried.request_id]
-        if carried.event is not QUEUED:
-            self._went_on = max(self._went_on, carried.at)
+        self._went_on = max(self._went_on, carried.went_on)
+        self._emptied = now
 
     def cancel_sent(self, request_id: str, now: float) -> None:
         """A worker was asked to end a run. One that has left meanwhile is passed over."""
         if (carried := self._by_id.get(request_id)) is not None:
-            carried.event, carried.at = CANCEL_SENT, now
+            carried.happened(CANCEL_SENT, now)
 
     def check(self, now: float) -> list[Line]:
         """What the log should say now. Call it every second."""
@@ -82,15 +87,16 @@ class Quiet:
         if stalled:
             return []  # hear first what has come meanwhile
         if not self._carried:
-            return self._over("no run is carried any more")
-        last = max(-math.inf, self._went_on, *(run.at for run in self._carried if run.event is not QUEUED))
-        went_on = self._over("runs go on again") if last > self._told else []
+            told_over, self._told_over = self._told_over, True
+            return [] if told_over else [Line(logging.INFO, "no run is carried any more")]
+        last = max(self._went_on, *(run.went_on for run in self._carried))
+        went_on = self._over() if last > self._told else []
         silence = now - last
         if silence < self._seconds:
             return [*went_on, *self._behind(now)]
         if self._pause and now < self._next:
             return []
-        self._told = last
+        self._told, self._told_over = last, False
         self._pause = min(2 * self._pause, _LONGEST_PAUSE_SECONDS) or self._seconds
         self._next = now + self._pause
         oldest = heapq.nsmallest(SHOWN, self._carried, key=lambda run: run.at)
@@ -101,9 +107,20 @@ class Quiet:
             lines.append(f"and {more} more; see the workers' logs, and `env-client top` for the pool")
         return [*went_on, *(Line(logging.WARNING, line) for line in lines)]
 
-    def _over(self, how: str) -> list[Line]:
-        told, self._pause = self._pause, 0.0
-        return [Line(logging.INFO, how)] if told else []
+    def _resume(self, now: float) -> None:
+        """Runs are there again. While there was nothing to do nothing was quiet; but a moment without runs is
+        no progress: the callers of workers that hang give up together, and come again."""
+        idle = now - self._emptied
+        if idle < self._seconds:
+            self._went_on += idle
+            self._told += idle
+        else:
+            self._went_on = self._told = now
+            self._pause = 0.0
+
+    def _over(self) -> list[Line]:
+        told, self._pause, self._told_over = self._pause, 0.0, True
+        return [Line(logging.INFO, "runs go on again")] if told else []
 
     def _behind(self, now: float) -> list[Line]:
         """Runs that are quiet while others go on: each once, and not too many at a time."""

@@ -35,6 +35,11 @@ class Registration:
         async with self._writing:
             await self._context.write(frame)
 
+    async def acknowledge(self, seq: int, unreachable_because: str) -> None:
+        """Answer a heartbeat."""
+        ack = registry_service_pb2.HeartbeatAck(seq=seq, unreachable_because=unreachable_because)
+        await self.send(registry_service_pb2.RegisterResponse(heartbeat_ack=ack))
+
     def order_drain(self, cause: str) -> None:
         """Tell the worker to drain and stop. Once is enough."""
         self._cause = cause

@@ -10,14 +10,14 @@ from envtrio.v1 import registry_service_pb2
 from envtrio.v1.registry_service_pb2_grpc import RegistryServiceServicer
 from google.protobuf.message import DecodeError
 
+from env_broker.adoption import Adoption
 from env_broker.clock import Clock, within
 from env_broker.given_up import GivenUp
 from env_broker.hello import Hello, check_environments, check_hello
 from env_broker.link import WorkerLink
 from env_broker.pool import Load, PoolFullError
 from env_broker.registration import Registration
-from env_broker.route import RoutesFullError
-from env_broker.status import Refusal, short
+from env_broker.status import Refusal, cut, short
 from env_broker.tasks import first_of
 
 if TYPE_CHECKING:
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _STOPPED: Final = "it has stopped"
+_REGISTER_AGAIN: Final = "; register again"
+"""For the worker, and not for people."""
+_MAX_DETAIL_BYTES: Final = 256
 _BROKE: Final = "its stream broke"
 
 
@@ -47,8 +50,9 @@ class Registry(RegistryServiceServicer):
         links: instance -> link of every registered worker; changed here only.
         dial_back: finds out whether those that register can be reached.
         on_change: called after the pool has changed.
-        on_local: called with slot and instance of a local worker that registered.
-        on_draining: called with slot and instance of a local worker that drains by itself.
+        on_local: called with claim and instance of a worker that says that it is one of the broker's own; its
+            slot, or empty where it is not.
+        on_draining: called with the instance of a worker that drains by itself.
         on_lost: called with the link of a worker that left without a goodbye, and the cause.
         on_held: called with the session_id of each run that a worker reports.
     """
@@ -67,15 +71,14 @@ class Registry(RegistryServiceServicer):
         heartbeat_seconds: float,
         lease_seconds: float,
         on_change: Callable[[], None],
-        on_local: Callable[[str, str], None],
-        on_draining: Callable[[str, str], None],
+        on_local: Callable[[str, str], str],
+        on_draining: Callable[[str], None],
         on_lost: Callable[[WorkerLink, str], None],
         on_held: Callable[[str], None],
     ) -> None:
         self._pool: Final = pool
         self._routes: Final = routes
         self._links: Final = links
-        self._canceller: Final = canceller
         self._dial_back: Final = dial_back
         self._errands: Final = errands
         self._clock: Final = clock
@@ -86,9 +89,16 @@ class Registry(RegistryServiceServicer):
         self._on_local: Final = on_local
         self._on_draining: Final = on_draining
         self._on_lost: Final = on_lost
-        self._on_held: Final = on_held
         self._registrations: dict[str, Registration] = {}
         self._given_up: Final = GivenUp()
+        self._adoption: Final = Adoption(
+            pool=pool,
+            routes=routes,
+            canceller=canceller,
+            clock=clock,
+            retry_seconds=lease_seconds,
+            on_held=on_held,
+        )
 
     async def Register(  # type: ignore[override]  # the stubs do not know grpc.aio's reader-writer API
         self, request_iterator: AsyncIterator[RegisterRequest], context: Context
@@ -112,6 +122,15 @@ class Registry(RegistryServiceServicer):
         registration.order_drain(cause)
         return True
 
+    def drains(self, instance: str) -> None:
+        """The worker says that it drains, by a heartbeat or by declining a run: it gets no more of them, and
+        a local one is being replaced when this returns."""
+        link = self._links.get(instance)
+        if link is not None and not link.worker.draining:
+            self._pool.drain(instance)
+            self._on_draining(instance)
+            self._on_change()
+
     def ended(self, instance: str, how: str) -> None:
         """Its process has ended, although its stream may seem open: what it forked holds copies of the
         connection. Means nothing where it is not registered."""
@@ -119,6 +138,12 @@ class Registry(RegistryServiceServicer):
         if link is not None:
             self._pool.remove(instance, link.worker.lease)
             self._drop(link.worker, how)
+        self._given_up.forget(instance)
+
+    def reached(self, link: WorkerLink) -> None:
+        """The worker answers at its address: whatever else registered with it is gone."""
+        for worker in self._pool.displace(link.worker.instance):
+            self._drop(worker, f"worker {short(link.worker.instance)} answers at its address now")
 
     async def _serve(self, context: Context) -> None:
         try:
@@ -129,10 +154,10 @@ class Registry(RegistryServiceServicer):
             raise Refusal("INVALID_REQUEST", "the first frame must be hello; send it at once", field="hello")
         hello = check_hello(first.hello)
         registration = Registration(uuid.uuid4().hex, context)
-        worker = self._add(hello, registration)
         cause = _BROKE
         try:
-            self._adopt(hello)
+            worker = self._add(hello, registration)
+            self._adoption.adopt(hello)
             await registration.send(self._registered(hello.instance, registration.lease))
             self._on_change()
             await first_of(
@@ -140,12 +165,13 @@ class Registry(RegistryServiceServicer):
             )
             cause = _STOPPED
         except Refusal as refusal:
-            cause = refusal.message
+            cause = refusal.message.removesuffix(_REGISTER_AGAIN)
             raise
         finally:
             if self._registrations.get(hello.instance) is registration:
-                self._pool.remove(hello.instance, registration.lease)
-                self._drop(worker, cause)
+                left = self._pool.remove(hello.instance, registration.lease)
+                assert left is not None
+                self._drop(left, cause)
 
     def _add(self, hello: Hello, registration: Registration) -> Worker:
         names = [environment.name for environment in hello.environments]
@@ -155,7 +181,7 @@ class Registry(RegistryServiceServicer):
             self._pool.remove(hello.instance, known.worker.lease)
             self._drop(known.worker, f"it moved to {hello.address}")
         try:
-            displaced = self._pool.add(
+            worker = self._pool.add(
                 hello.instance,
                 registration.lease,
                 hello.address,
@@ -166,47 +192,20 @@ class Registry(RegistryServiceServicer):
             )
         except PoolFullError as error:
             raise Refusal("TABLE_FULL", str(error), retry_after=self._lease_seconds) from None
-        if displaced is not None:
-            self._drop(displaced, "another process has its address")
         if (older := self._registrations.get(hello.instance)) is not None:
             older.end(Refusal("LEASE_EXPIRED", f"worker {short(hello.instance)} has registered again"))
         self._registrations[hello.instance] = registration
-        worker = self._pool.get(hello.instance)
-        if worker is None:
-            raise RuntimeError(f"worker {short(hello.instance)} is not in the pool that it was added to")
         link = self._links.get(hello.instance)
         if link is None:
-            link = self._links[hello.instance] = WorkerLink(worker, local_slot=hello.local_slot)
+            link = self._links[hello.instance] = WorkerLink(worker)
             self._dial_back.watch(link)
         else:
             self._dial_back.verify(link)
         link.descriptions = hello.environments
         self._routes.window = max(self._routes.window, hello.late_cancel_seconds)
-        if hello.local_slot:
-            self._on_local(hello.local_slot, hello.instance)
+        link.local_slot = self._on_local(hello.local_slot, hello.instance) if hello.local_slot else ""
         log.info("worker=%s registered slots=%d environments=%s", link.name, hello.slots, ",".join(names))
         return worker
-
-    def _adopt(self, hello: Hello) -> None:
-        """Learn where the worker's runs are, and send it the cancels that waited for them."""
-        window = max(self._pool.late_cancel_seconds, hello.late_cancel_seconds)
-        self._routes.returned(hello.instance)
-        for run in hello.held_runs:
-            replied = run.state == registry_service_pb2.HELD_RUN_STATE_REPLIED
-            try:
-                due = self._routes.adopt(
-                    run.request_id,
-                    run.session_id,
-                    hello.instance,
-                    self._clock.now(),
-                    replied=replied,
-                    window=window,
-                )
-            except RoutesFullError as error:
-                raise Refusal("TABLE_FULL", str(error), retry_after=self._lease_seconds) from None
-            self._on_held(run.session_id)
-            if due:
-                self._canceller.tell_worker(hello.instance, run.request_id, "remembered at the broker")
 
     def _registered(self, instance: str, lease: str) -> RegisterResponse:
         return registry_service_pb2.RegisterResponse(
@@ -225,8 +224,7 @@ class Registry(RegistryServiceServicer):
             kind = frame.WhichOneof("frame")
             if kind == "heartbeat":
                 self._beat(frame.heartbeat, worker, registration)
-                ack = registry_service_pb2.HeartbeatAck(seq=frame.heartbeat.seq)
-                await registration.send(registry_service_pb2.RegisterResponse(heartbeat_ack=ack))
+                await registration.acknowledge(frame.heartbeat.seq, worker.unreachable_because)
             elif kind == "given_up_ack":
                 self._given_up.acknowledge(worker.instance, frame.given_up_ack.request_ids)
             elif kind == "hello":
@@ -242,18 +240,19 @@ class Registry(RegistryServiceServicer):
             beat.running, beat.open_windows, beat.held_arrays, beat.held_array_bytes, beat.loop_lag_millis
         )
         if not self._pool.heartbeat(
-            worker.instance, registration.lease, self._clock.now(), load=load, environments=names
+            worker.instance,
+            registration.lease,
+            self._clock.now(),
+            load=load,
+            environments=names,
+            says=cut(beat.detail, _MAX_DETAIL_BYTES),
         ):
-            raise Refusal("LEASE_EXPIRED", f"lease {short(registration.lease)} is over; register again")
-        begins = beat.draining and not worker.draining
+            raise Refusal("LEASE_EXPIRED", f"lease {short(registration.lease)} is over{_REGISTER_AGAIN}")
         if environments:
             self._links[worker.instance].descriptions = environments
-        if begins:
-            self._pool.drain(worker.instance)
-            if slot := self._links[worker.instance].local_slot:
-                self._on_draining(slot, worker.instance)
-        if environments or begins:
             self._on_change()
+        if beat.draining:
+            self.drains(worker.instance)
 
     async def _expiry(self, worker: Worker) -> None:
         """Raises LEASE_EXPIRED once no heartbeat has come for too long."""
@@ -264,7 +263,7 @@ class Registry(RegistryServiceServicer):
                 await self._clock.sleep(self._heartbeat_seconds)
         raise Refusal(
             "LEASE_EXPIRED",
-            f"no heartbeat of worker {short(worker.instance)} for {self._lease_seconds:g} s; register again",
+            f"no heartbeat came for {self._lease_seconds:g} s{_REGISTER_AGAIN}",
             limit=f"{self._lease_seconds:g} s",
         )
 

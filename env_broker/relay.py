@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from typing import TYPE_CHECKING, Final, Protocol
 
 import grpc.aio
 
 from env_broker.cancel import cancel_requested
-from env_broker.carried import CarriedHop
-from env_broker.channel_options import MAX_MESSAGE_BYTES
+from env_broker.carried import REPLIED, CarriedHop
 from env_broker.route import DuplicateRouteError, InvalidRequestIdError, RoutesFullError
 from env_broker.run_leg import RunLeg
 from env_broker.status import BEFORE_ADMISSION, Refusal, error_reason, short
 from env_broker.worker_cancel import PassedOn
+from env_broker.worker_status import lost, translated
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from envtrio.v1.env_service_pb2 import RunRequest
-
     from env_broker.cancel import Canceller
     from env_broker.clock import Clock
     from env_broker.dispatch import Dispatcher
+    from env_broker.held_request import HeldRequest
     from env_broker.link import WorkerLink
     from env_broker.pool import Pool
     from env_broker.quiet import Quiet
@@ -34,8 +32,6 @@ log = logging.getLogger(__name__)
 
 MAX_PLACEMENTS: Final = 3
 """Workers that a run is offered to: one that refused it before admission, and two more."""
-
-_SIZES: Final = re.compile(r"\((\d+) vs\. (\d+)\)")
 
 
 class ClientHop(Protocol):
@@ -64,6 +60,7 @@ class Relay:
     """Carries runs.
 
     Args:
+        drains: called with the instance of a worker that declines a run because it drains.
         quiet: is told of every run and of what happens to it.
         doubt: called with a worker whose connection broke while its lease lives.
         post_mortem: by slot and instance, how a local worker ended and what it logged last.
@@ -78,6 +75,7 @@ class Relay:
         dispatcher: Dispatcher,
         canceller: Canceller,
         clock: Clock,
+        drains: Callable[[str], None],
         quiet: Quiet,
         doubt: Callable[[WorkerLink], None] = lambda _: None,
         post_mortem: Callable[[str, str], Awaitable[str]],
@@ -88,15 +86,18 @@ class Relay:
         self._dispatcher: Final = dispatcher
         self._canceller: Final = canceller
         self._clock: Final = clock
+        self._drains: Final = drains
         self._quiet: Final = quiet
         self._doubt: Final = doubt
         self._post_mortem: Final = post_mortem
         self._legs: Final[dict[str, RunLeg]] = {}
         self._idle: Final = asyncio.Event()
         self._idle.set()
+        self.lost = 0
+        """Runs that ended because their worker was lost, or the broker stopped."""
 
-    async def carry(self, request: RunRequest, data: bytes, hop: ClientHop) -> None:
-        """Run one request, whose bytes are `data`. Returning means status OK.
+    async def carry(self, request: HeldRequest, hop: ClientHop) -> None:
+        """Run one request. Returning means status OK.
 
         Raises:
             Refusal: the broker's own status.
@@ -107,10 +108,11 @@ class Relay:
         carried = self._quiet.enter(request_id, self._clock.now())
         self._idle.clear()
         try:
-            await self._place(request, data, CarriedHop(hop, carried, self._clock))
+            await self._place(request, CarriedHop(hop, carried, self._clock))
+            carried.happened(REPLIED, self._clock.now())
         finally:
             self._routes.ended(request_id, self._clock.now())
-            self._quiet.leave(carried)
+            self._quiet.leave(carried, self._clock.now())
             if not self._quiet:
                 self._idle.set()
 
@@ -120,6 +122,7 @@ class Relay:
 
     def stop(self) -> None:
         """End every run that has a worker, as if it were lost: it may have had effects. Workers are told."""
+        self.lost += len(self._legs)
         for leg in tuple(self._legs.values()):
             leg.stop()
 
@@ -140,7 +143,7 @@ class Relay:
         if not fresh:
             raise cancel_requested(request_id)
 
-    async def _place(self, request: RunRequest, data: bytes, hop: CarriedHop) -> None:
+    async def _place(self, request: HeldRequest, hop: CarriedHop) -> None:
         request_id, tried = request.request_id, set[str]()
         for placement in range(1, MAX_PLACEMENTS + 1):
             try:
@@ -148,7 +151,7 @@ class Relay:
                     request_id,
                     request.environment,
                     priority=request.priority,
-                    size=len(data),
+                    size=len(request.data),
                     timeout=hop.time_remaining(),
                     avoid=tried,
                 )
@@ -164,12 +167,12 @@ class Relay:
                 if not self._routes.place(request_id, worker.instance):
                     raise cancel_requested(request_id)
                 hop.placed(link.name)
-                return await self._relay(link, request_id, data, hop)
+                return await self._relay(link, request, hop)
             except _Declined as declined:
                 tried.add(worker.instance)
                 hop.declined()
                 if declined.reason == "DRAINING":
-                    self._pool.drain(worker.instance)
+                    self._drains(worker.instance)  # it may be replaced, and then the run waits for that
                 log.info(
                     "run=%s worker=%s declined reason=%s",
                     short(request_id),
@@ -177,7 +180,7 @@ class Relay:
                     declined.reason,
                 )
                 elsewhere = self._dispatcher.serves_elsewhere(request.environment, tried)
-                if placement == MAX_PLACEMENTS or not elsewhere:
+                if placement == MAX_PLACEMENTS or not elsewhere or not request.data:
                     # It had no effect there either.
                     self._routes.withdraw(request_id, self._clock.now())
                     raise PassedOn(declined.error) from None
@@ -193,13 +196,15 @@ class Relay:
             request_id=short(request_id),
         )
 
-    async def _relay(self, link: WorkerLink, request_id: str, data: bytes, hop: ClientHop) -> None:
-        leg = self._legs[request_id] = RunLeg(link.run(data, hop.time_remaining()), self._clock)
+    async def _relay(self, link: WorkerLink, request: HeldRequest, hop: ClientHop) -> None:
+        request_id = request.request_id
+        leg = self._legs[request_id] = RunLeg(link.run(request, hop.time_remaining()), self._clock)
         link.legs.add(leg)
         settled = relayed = False
         try:
             await leg.call.initial_metadata()
             if not leg.call.done():  # else it is a refusal without initial metadata
+                leg.admitted(request)
                 await hop.admitted()
             # At most one message in flight: while the client does not read, nothing is read from the worker.
             while isinstance(message := await leg.call.read(), bytes):
@@ -225,7 +230,7 @@ class Relay:
             if leg.taken_back:
                 raise cancel_requested(request_id) from None
             if leg.stopped:
-                raise _lost(link, request_id, "was left by this broker, which stops,") from None
+                raise lost(link, request_id, "was left by this broker, which stops,") from None
             raise await self._lost(link, request_id, "was lost") from None
         finally:
             del self._legs[request_id]
@@ -248,49 +253,16 @@ class Relay:
         return cancel_requested(request_id)
 
     async def _lost(self, link: WorkerLink, request_id: str, what: str) -> Refusal:
+        self.lost += 1
         detail = await self._post_mortem(link.local_slot, link.worker.instance) if link.local_slot else ""
-        return _lost(link, request_id, what, detail)
+        return lost(link, request_id, what, detail)
 
     async def _translated(self, error: grpc.aio.AioRpcError, link: WorkerLink, request_id: str) -> Refusal:
-        """gRPC made this status, not the worker: say in the contract's words what it means."""
-        code, details = error.code(), error.details() or ""
-        if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-            sizes = _SIZES.search(details)
-            value = sizes[1] if sizes else "an unknown number of"
-            return Refusal(
-                "MESSAGE_TOO_LARGE",
-                f"a message of run {short(request_id)} from worker {link.name} has {value} bytes, the limit "
-                f"of DeltaStream is {MAX_MESSAGE_BYTES}; make the environment's nodes smaller",
-                field="DeltaStream",
-                value=value,
-                limit=MAX_MESSAGE_BYTES,
-                request_id=short(request_id),
-            )
-        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-            return Refusal(
-                "DEADLINE",
-                f"run {short(request_id)} reached its deadline; allow it more time",
-                request_id=short(request_id),
-            )
-        if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
-            self._doubt(link)
-            # Known from its lease, if that ended first: the call was then ended by the broker itself.
-            what = "was lost" if link.lost else f"broke the connection ({details[:200]})"
-            return await self._lost(link, request_id, what)
-        return Refusal(
-            "INTERNAL",
-            f"worker {link.name} ended run {short(request_id)} with {code.name} ({details[:500]}) and no "
-            "reason; read the worker's log",
-            worker=link.name,
-            request_id=short(request_id),
-        )
-
-
-def _lost(link: WorkerLink, request_id: str, what: str, detail: str = "") -> Refusal:
-    return Refusal(
-        "WORKER_LOST",
-        f"worker {link.name} {what} while it had run {short(request_id)}, which may have had effects; "
-        "send it again under a new request_id if that does no harm" + (f". {detail}" if detail else ""),
-        worker=link.name,
-        request_id=short(request_id),
-    )
+        """gRPC made this status, not the worker."""
+        if (refusal := translated(error, link, request_id)) is not None:
+            return refusal
+        self._doubt(link)
+        # Known from its lease, if that ended first: the call was then ended by the broker itself.
+        details = (error.details() or "")[:200]
+        what = "was lost" if link.lost else f"broke the connection ({details})"
+        return await self._lost(link, request_id, what)

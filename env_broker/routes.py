@@ -172,8 +172,8 @@ class RouteTable(RouteMemory):
     def cancel(self, request_id: str, now: float) -> Decision:
         """Decide about a Cancel. Idempotent: once an outcome was answered, it is answered again.
 
-        But for REMEMBERED, and for a run of a lost worker which was to be cancelled before it was lost: that
-        worker hears of it when it is back, and its answer counts.
+        But for REMEMBERED, and for a reply of a lost worker: that worker hears of it when it is back, and its
+        answer counts.
 
         Raises:
             InvalidRequestIdError: not 32 lower-case hexadecimal digits.
@@ -191,11 +191,9 @@ class RouteTable(RouteMemory):
         if route.state is RouteState.QUEUED:
             self._bury(route, CancelOutcome.ABORTED, now)
             return Decision(Action.REMOVE_FROM_QUEUE, CancelOutcome.ABORTED)
-        if route.worker_lost and route.cancelled:
-            return answer_of(CancelOutcome.TOO_LATE, worker_lost=True)
-        if route.worker_lost:
-            return self._bury(route, CancelOutcome.TOO_LATE, now, worker_lost=True)
         route.cancelled = True
+        if route.worker_lost:
+            return answer_of(CancelOutcome.TOO_LATE, worker_lost=True)
         return Decision(Action.FORWARD, worker=route.worker)
 
     def answered(self, request_id: str, outcome: CancelOutcome, now: float) -> CancelOutcome:

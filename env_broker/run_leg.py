@@ -11,15 +11,18 @@ if TYPE_CHECKING:
     import grpc.aio
 
     from env_broker.clock import Clock
+    from env_broker.held_request import HeldRequest
 
 UNREAD_SECONDS: Final = 5.0
 """How long a client has, after its run has ended, to read what is on its way to it."""
+SETTLED_SECONDS: Final = 1.0
+"""How long a refusal may look like an admission: its status comes right behind."""
 
 
 class RunLeg(Leg):
     """A run's call to its worker, and the task that carries it to the client; made in that task."""
 
-    def __init__(self, call: grpc.aio.UnaryStreamCall[bytes, bytes], clock: Clock) -> None:
+    def __init__(self, call: grpc.aio.UnaryStreamCall[HeldRequest, bytes], clock: Clock) -> None:
         self.call: Final = call
         self.taken_back = False
         self.stopped = False
@@ -27,7 +30,12 @@ class RunLeg(Leg):
         self._clock: Final = clock
         self._carrier: Final = asyncio.current_task()
         self._waiting: asyncio.Task[None] | None = None
+        self._dropping: asyncio.TimerHandle | None = None
         self._interrupted = False
+
+    def admitted(self, request: HeldRequest) -> None:
+        """The worker has the run, as it seems: soon nobody else needs its request."""
+        self._dropping = asyncio.get_running_loop().call_later(SETTLED_SECONDS, request.drop)
 
     def worker_lost(self) -> None:
         self.lost = True
@@ -59,6 +67,8 @@ class RunLeg(Leg):
     def close(self) -> None:
         """Its task has heard of the end."""
         self.call.cancel()
+        if self._dropping is not None:
+            self._dropping.cancel()
         if self._waiting is not None:
             self._waiting.cancel()
 

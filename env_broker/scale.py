@@ -16,6 +16,9 @@ GROW_TENTHS: Final = 9
 """The pool grows when so many tenths of its slots are taken or asked for."""
 SHRINK_TENTHS: Final = 6
 """It shrinks only where fewer are of those that would be left: so what it drains it does not start again."""
+SHORT_SECONDS: Final = 0.75
+"""So long are workers without a lease, until others are started for them. One that has died was found dead
+and is started again by then, and runs that wait for it still do."""
 
 
 class Local(NamedTuple):
@@ -30,7 +33,7 @@ class Local(NamedTuple):
     failing: int = 0
     """Those of them whose last start was in vain."""
     leaving: int = 0
-    """Others, which drain and have yet to end."""
+    """Others, which drain and have yet to end; without those that are stopped, which may never."""
 
 
 class Decision(NamedTuple):
@@ -73,6 +76,7 @@ class Scale:
         # instance -> its picks when it was first seen idle, and when that was.
         self._idle: dict[str, tuple[int, float]] = {}
         self._spared = ""
+        self._short_since: float | None = None
 
     def decide(self, now: float, workers: Iterable[Worker], local: Local, queued: int) -> Decision:
         """What to do with what is there now. Call it often: what is idle is known from what it is shown.
@@ -89,9 +93,10 @@ class Scale:
         ready = [worker for worker in workers if not (worker.draining or worker.unreachable_because)]
         there = sum(worker.slots for worker in ready)
         wanted = queued + sum(worker.taken for worker in ready)
-        if grow := self._missing(wanted, there, local):
+        present = len(own) + local.starting
+        if grow := max(self._missing(wanted, there, local), self._short(now, present, local)):
             return Decision(grow=grow)
-        if local.size <= self._least:
+        if present <= self._least:
             return Decision()
         if local.failing and _calm(wanted, there):
             return Decision(give_up_start=True)
@@ -119,11 +124,22 @@ class Scale:
         missing = 0 if over < 0 else over // (GROW_TENTHS * self._slots) + 1
         return max(0, min(missing, self._most - local.size))
 
+    def _short(self, now: float, present: int, local: Local) -> int:
+        """How many more it takes, of those that there may be, until the least are there again: those that
+        lost their lease may be stopped, and never come back."""
+        if present >= self._least:
+            self._short_since = None
+            return 0
+        since = self._short_since = now if self._short_since is None else self._short_since
+        if now - since < SHORT_SECONDS:
+            return 0
+        return max(0, min(self._least - present, self._most - local.size))
+
     def _observe(self, now: float, workers: Collection[Worker]) -> None:
         before, self._idle = self._idle, {}
         for worker in workers:
             load = worker.load
-            if not (worker.taken or load.open_windows or load.held_arrays):
+            if not (worker.taken or load.running or load.open_windows or load.held_arrays):
                 picks, since = before.get(worker.instance, (worker.last_picked, now))
                 # One that was given a run, and has lost it again, since the last look was busy.
                 since = since if picks == worker.last_picked else now

@@ -21,6 +21,7 @@ from env_broker.dial_back import Dial, DialBack, describe
 from env_broker.dispatch import Dispatcher
 from env_broker.elastic import Elastic
 from env_broker.exit_code import EXIT_OK, EXIT_RUNS_ENDED
+from env_broker.farewell import waited
 from env_broker.health import PoolHealth
 from env_broker.listening import bind
 from env_broker.observer import Observer
@@ -28,7 +29,6 @@ from env_broker.pool import Pool
 from env_broker.registry import Registry
 from env_broker.relay import Relay
 from env_broker.routes import RouteTable
-from env_broker.run_leg import RunLeg
 from env_broker.servicer import SERVICE, EnvServicer
 from env_broker.sessions import SessionTable
 from env_broker.status import Refusal
@@ -81,7 +81,7 @@ class BrokerServer:
         self._worker_command: Final = tuple(worker_command)
         self._address = ""
         self._stopped = False
-        self._runs_ended = False
+        self._lost_before = 0
         self._hurry: Final = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self.errands: Final = Errands()
@@ -111,7 +111,12 @@ class BrokerServer:
             errands=self.errands,
             clock=self._clock,
         )
-        dial_back = DialBack(clock=self._clock, on_change=self._changed, dial=dial)
+        dial_back = DialBack(
+            clock=self._clock,
+            on_change=self._changed,
+            on_reached=lambda link: self._registry.reached(link),
+            dial=dial,
+        )
         canceller = Canceller(
             routes=self.routes,
             links=links,
@@ -128,6 +133,7 @@ class BrokerServer:
             dispatcher=self.dispatcher,
             canceller=canceller,
             clock=self._clock,
+            drains=lambda instance: self._registry.drains(instance),
             quiet=self.observer.quiet,
             doubt=dial_back.doubt,
             post_mortem=self.supervisor.last_words,
@@ -189,8 +195,8 @@ class BrokerServer:
     @property
     def exit_code(self) -> int:
         """What `stop` has lost, the worst of it; see exit_code."""
-        lost = self.supervisor.lost | ({EXIT_RUNS_ENDED} if self._runs_ended else set())
-        return min(lost, default=EXIT_OK)
+        runs = {EXIT_RUNS_ENDED} if self._stopped and self.relay.lost > self._lost_before else set()
+        return min(self.supervisor.lost | runs, default=EXIT_OK)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -238,15 +244,17 @@ class BrokerServer:
         """
         if self._stopped:
             return
-        self._stopped = True
+        self._stopped, self._lost_before = True, self.relay.lost
         refusal = Refusal(
             "DRAINING", "the broker is stopping and takes no runs; send the run elsewhere or later"
         )
         self.dispatcher.close(refusal)
         self._changed()
         workers = asyncio.create_task(self.supervisor.stop())
-        await first_of(self.relay.idle(), self._clock.sleep(self._settings.drain_seconds), _wait(self._hurry))
-        self._runs_ended = any(isinstance(leg, RunLeg) for link in self._links.values() for leg in link.legs)
+        draining = waited(
+            self._clock, self._settings.drain_seconds, lambda: f"{len(self.observer.quiet)} runs to finish"
+        )
+        await first_of(self.relay.idle(), draining, _wait(self._hurry))
         self.relay.stop()
         # Cancels and confirmations need their workers, so they leave before the leases end.
         await first_of(self.relay.idle(), asyncio.sleep(_STOP_STEP_SECONDS))
@@ -271,7 +279,7 @@ class BrokerServer:
 
     def _lost(self, link: WorkerLink, cause: str) -> None:
         """A worker left without a goodbye."""
-        self.supervisor.lost_lease(link.local_slot, link.worker.instance)
+        self.supervisor.lost_lease(link.worker.instance)
         self.observer.lost(link, cause)
 
     def _changed(self) -> None:

@@ -14,6 +14,7 @@ from env_broker.channel_options import MAX_MESSAGE_BYTES, MEBIBYTE
 from env_broker.client_session import CAPABILITIES
 from env_broker.counters import CANCELLED, FAILED, REPLIED, RUNS, outcome_of
 from env_broker.decoding import decoded
+from env_broker.held_request import HeldRequest
 from env_broker.hello import PROTOCOL_GENERATION, check_generation
 from env_broker.status import Refusal, error_reason
 from env_broker.worker_cancel import PassedOn
@@ -92,7 +93,8 @@ class EnvServicer:
         return grpc.method_handlers_generic_handler(
             SERVICE,
             {
-                "Run": grpc.unary_stream_rpc_method_handler(self.run),
+                # The same on the wire as unary-stream, where gRPC would keep the request until the run ends.
+                "Run": grpc.stream_stream_rpc_method_handler(self.run),
                 # Requests are decoded by the handlers, which say what is wrong with them.
                 "Cancel": grpc.unary_unary_rpc_method_handler(
                     self.cancel, response_serializer=messages.CancelResponse.SerializeToString
@@ -108,14 +110,14 @@ class EnvServicer:
             },
         )
 
-    async def run(self, data: bytes, context: ServicerContext[bytes, bytes]) -> None:
+    async def run(self, _: object, context: ServicerContext[bytes, bytes]) -> None:
         """Run, see env_service.proto. The request's bytes go on as they came."""
         self._counters.add(RUNS)
         outcome = FAILED
         try:
-            request = _read_request(data)
+            request = await _read_request(context)
             self._sessions.expect(request.session_id)
-            await self._relay.carry(request, data, ContextHop(context))
+            await self._relay.carry(request, ContextHop(context))
             outcome = REPLIED
         except (Refusal, PassedOn) as error:
             outcome = outcome_of(_reason(error))
@@ -187,7 +189,12 @@ class EnvServicer:
             await _abort(context, refusal)
 
 
-def _read_request(data: bytes) -> env_service_pb2.RunRequest:
+async def _read_request(context: ServicerContext[bytes, bytes]) -> HeldRequest:
+    data: Any = await context.read()
+    if not isinstance(data, bytes):
+        raise Refusal(
+            "INVALID_REQUEST", "the call had no RunRequest; send exactly one", field="RunRequest", value=""
+        )
     if len(data) > MAX_MESSAGE_BYTES:
         raise Refusal(
             "MESSAGE_TOO_LARGE",
@@ -198,7 +205,7 @@ def _read_request(data: bytes) -> env_service_pb2.RunRequest:
         )
     request = decoded(env_service_pb2.RunRequest, data)
     check_generation(request.protocol_generation)
-    return request
+    return HeldRequest(request, data)
 
 
 async def _unbroken(writing: Awaitable[None]) -> None:
@@ -216,7 +223,7 @@ def _reason(error: Refusal | PassedOn) -> str | None:
 
 async def _abort(context: ServicerContext[Any, Any], error: Refusal | PassedOn) -> NoReturn:
     if isinstance(error, Refusal):
-        log.info("reason=%s %s", error.reason, error.message)
+        log.info("reason=%s %s", error.reason, error.brief)
         await error.abort(context)
     status = error.error
     # The raw Metadata object would become UNKNOWN at the client.

@@ -5,6 +5,7 @@ One table maps a reason to its code; nothing else in the broker spells either.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import grpc
@@ -50,6 +51,9 @@ _MAX_MESSAGE_BYTES: Final = 1500
 """Trailers of more than 8 KiB may be refused on the way, and the message is in them twice."""
 _MAX_VALUE_BYTES: Final = 200
 
+_ID: Final = re.compile(r"([0-9a-f]{8})(?:-?[0-9a-f]){24,}", re.IGNORECASE)
+"""A request_id, also as a UUID is written, and whatever may contain one."""
+
 
 class Refusal(Exception):
     """A call that ends with a status that is not OK.
@@ -57,19 +61,27 @@ class Refusal(Exception):
     Args:
         reason: an ErrorReason without its prefix; decides the code.
         message: names the value, the limit and the next step.
+        detail: what else the caller should read, and what the log need not repeat for each run.
         retry_after: seconds after which another try makes sense; becomes google.rpc.RetryInfo.
         metadata: what the message says, for programs.
     """
 
     def __init__(
-        self, reason: str, message: str, *, retry_after: float | None = None, **metadata: object
+        self,
+        reason: str,
+        message: str,
+        *,
+        detail: str = "",
+        retry_after: float | None = None,
+        **metadata: object,
     ) -> None:
         super().__init__(message)
         self.reason: Final = reason
         self.code: Final = _CODES[reason]
-        self.message: Final = _cut(message, _MAX_MESSAGE_BYTES)
+        self.brief: Final = cut(message, _MAX_MESSAGE_BYTES)
+        self.message: Final = cut(f"{message} ({detail})" if detail else message, _MAX_MESSAGE_BYTES)
         self.retry_after: Final = retry_after
-        self.metadata: Final = {key: _cut(str(value), _MAX_VALUE_BYTES) for key, value in metadata.items()}
+        self.metadata: Final = {key: cut(str(value), _MAX_VALUE_BYTES) for key, value in metadata.items()}
 
     def trailing_metadata(self) -> tuple[tuple[str, bytes], ...]:
         """The google.rpc.Status of this refusal, as trailing metadata."""
@@ -107,6 +119,12 @@ def short(request_id: str) -> str:
     return request_id[:8]
 
 
-def _cut(text: str, limit: int) -> str:
+def masked(text: str) -> str:
+    """Text of others with no more of any id in it than may be shown. Before it is cut: half an id is one."""
+    return _ID.sub(r"\1", text)
+
+
+def cut(text: str, limit: int) -> str:
+    """The beginning of a text: at most so many bytes."""
     data = text.encode(errors="replace")
     return data[:limit].decode(errors="ignore")

@@ -9,10 +9,13 @@ import signal
 from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from env_broker.clock import MonotonicClock
 from env_broker.exit_code import losses
+from env_broker.farewell import Farewell
+from env_broker.local_view import LocalView
 from env_broker.local_worker import LocalWorker
 from env_broker.status import short
-from env_broker.tasks import background, first_of
+from env_broker.tasks import background
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -38,21 +41,6 @@ class Bounds(NamedTuple):
     """The same after a second signal."""
     exit: float = 5.0
     """Ending, beyond that."""
-
-
-class LocalView(NamedTuple):
-    """One local worker, for people."""
-
-    slot: int
-    pid: int | None
-    """None while it waits to be started."""
-    instance: str
-    """Empty until it has registered."""
-    state: str
-    """STARTING, WAITING (to be started again), REGISTERED or LEAVING."""
-    detail: str
-    """How its last process ended, with its last lines; empty before."""
-    restarts: int
 
 
 class Supervisor:
@@ -87,7 +75,12 @@ class Supervisor:
         self._tasks: Final[set[asyncio.Task[None]]] = set()
         self._last_exit = ""
         self._stopping = False
-        self._hurried: Final = asyncio.Event()
+        self._farewell: Final = Farewell(
+            clock=MonotonicClock(),  # processes live by real seconds
+            seconds=bounds.stop + bounds.exit,
+            hurried_seconds=bounds.hurried + bounds.exit,
+            pids=lambda: self.pids,
+        )
         self._lost: Final[set[int]] = set()
 
     def start(self, command: Sequence[str]) -> None:
@@ -117,8 +110,8 @@ class Supervisor:
 
     @property
     def leaving(self) -> int:
-        """Others, which have yet to end."""
-        return sum(worker.leaving for worker in self._workers.values())
+        """Others, which have yet to end; without those that are stopped, which may never."""
+        return sum(worker.leaving and not worker.halted for worker in self._workers.values())
 
     @property
     def instances(self) -> frozenset[str]:
@@ -134,17 +127,7 @@ class Supervisor:
 
     def views(self) -> list[LocalView]:
         """All local workers, by their slots; those that leave too, until they have ended."""
-        return [
-            LocalView(
-                worker.slot,
-                worker.pid,
-                worker.instance,
-                _state(worker),
-                worker.last_exit,
-                max(0, worker.starts - 1),
-            )
-            for _, worker in sorted(self._workers.items())
-        ]
+        return [LocalView.of(worker) for _, worker in sorted(self._workers.items())]
 
     def grow(self, count: int) -> None:
         """Start so many more, in the lowest slots that are free."""
@@ -164,32 +147,35 @@ class Supervisor:
         failing = [worker for worker in self._workers.values() if worker.failing]
         if failing:
             worker = max(failing, key=lambda worker: worker.slot)
-            log.warning("slot=%d is given up, as nobody needs it: %s", worker.slot, worker.last_exit)
+            log.warning("slot=%d is given up, as nobody needs it: %s", worker.slot, worker.last.how)
             worker.stop()
             self._on_change()
 
-    def registered(self, slot: str, instance: str) -> None:
-        """The local worker of that slot has registered as that instance."""
-        worker = self._by_slot(slot)
-        if worker is not None:
-            worker.registered(instance)
-            if worker.leaving:
-                self._drain(instance)  # the order did not reach it, or it has lost its lease meanwhile
+    def registered(self, claim: str, instance: str) -> str:
+        """Somebody has registered as that instance, with the claim that a local worker was started with.
 
-    def draining(self, slot: str, instance: str) -> None:
-        """The local worker of that slot drains, as somebody told it to or it is stuck: replace it at once."""
-        worker = self._by_slot(slot)
-        if worker is None or worker.instance != instance or worker.leaving or self._stopping:
+        Returns its slot; empty if no process of ours is that worker.
+        """
+        worker = next((w for w in self._workers.values() if w.registered(claim, instance)), None)
+        if worker is None:
+            return ""
+        if worker.leaving:
+            self._drain(instance)  # the order did not reach it, or it has lost its lease meanwhile
+        return str(worker.slot)
+
+    def draining(self, instance: str) -> None:
+        """That worker drains, as somebody told it to or it is stuck: replace it at once, if it is ours."""
+        worker = self._by_instance(instance)
+        if worker is None or worker.leaving or self._stopping:
             return
-        log.warning("slot=%s worker=%s drains by itself and is replaced", slot, short(instance))
+        log.warning("slot=%d worker=%s drains by itself and is replaced", worker.slot, short(instance))
         worker.leave()
         self._add(exits=worker.exits)
         self._on_change()
 
-    def lost_lease(self, slot: str, instance: str) -> None:
-        """The worker of that slot is registered no longer."""
-        worker = self._by_slot(slot)
-        if worker is not None and worker.instance == instance:
+    def lost_lease(self, instance: str) -> None:
+        """That worker is registered no longer."""
+        if (worker := self._by_instance(instance)) is not None:
             worker.lost_lease()
 
     def look(self, leased: Collection[str]) -> None:
@@ -203,8 +189,13 @@ class Supervisor:
         return any(worker.hopeful for worker in self._workers.values())
 
     def detail(self) -> str:
-        """For people: how one ended last. May be empty."""
-        return self._last_exit or next((w.last_exit for w in self._workers.values() if w.last_exit), "")
+        """For people: what keeps one from its work, or how one ended last. May be empty."""
+        held = (
+            f"worker {worker.slot}: {worker.condition}"
+            for worker in self._workers.values()
+            if worker.instance and worker.condition and not worker.leaving
+        )
+        return next(held, self._last_exit)
 
     async def last_words(self, slot: str, instance: str) -> str:
         """How that instance in that slot ended and what it logged last; empty if it is not ours, or lives."""
@@ -224,29 +215,22 @@ class Supervisor:
             worker.stop()
         tasks = tuple(self._tasks)
         began = self._clock.now()
-        await first_of(_all(tasks), self._too_long())
+        await self._farewell.wait(tasks)
         if any(not task.done() for task in tasks):
             seconds = self._clock.now() - began
             log.error("pids=%s did not stop within %.1f s and are killed", self.pids, seconds)
             for worker in self._workers.values():
                 worker.signal(signal.SIGKILL)
-            await first_of(_all(tasks), asyncio.sleep(self._bounds.exit))
+            await asyncio.wait(tasks, timeout=self._bounds.exit)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def hurry(self) -> None:
         """Stop without waiting for runs and windows: a second signal says so to a worker."""
-        self._hurried.set()
         for worker in self._workers.values():
-            worker.signal(signal.SIGTERM)
-
-    async def _too_long(self) -> None:
-        await first_of(asyncio.sleep(self._bounds.stop + self._bounds.exit), self._too_long_in_a_hurry())
-
-    async def _too_long_in_a_hurry(self) -> None:
-        await self._hurried.wait()
-        await asyncio.sleep(self._bounds.hurried + self._bounds.exit)
+            worker.hurry()
+        self._farewell.hurry()
 
     def _add(self, *, exits: int) -> None:
         if self._stopping:
@@ -276,23 +260,7 @@ class Supervisor:
         if self._stopping:
             self._lost.update(losses(ending))
         if ending.instance:
-            self._on_ended(ending.instance, ending.words)
-
-    def _by_slot(self, slot: str) -> LocalWorker | None:
-        return self._workers.get(int(slot)) if slot.isascii() and slot.isdigit() else None
+            self._on_ended(ending.instance, ending.how)
 
     def _by_instance(self, instance: str) -> LocalWorker | None:
         return next((worker for worker in self._workers.values() if worker.instance == instance), None)
-
-
-def _state(worker: LocalWorker) -> str:
-    if worker.leaving:
-        return "LEAVING"
-    if worker.instance:
-        return "REGISTERED"
-    return "WAITING" if worker.pid is None else "STARTING"
-
-
-async def _all(tasks: Collection[asyncio.Task[None]]) -> None:
-    if tasks:
-        await asyncio.wait(tasks)

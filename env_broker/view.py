@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from envtrio.v1 import pool_service_pb2
 
-from env_broker.status import short
+from env_broker.status import masked, short
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from env_broker.counters import Counters
     from env_broker.dispatch import Dispatcher
     from env_broker.link import WorkerLink
-    from env_broker.supervisor import LocalView
+    from env_broker.local_view import LocalView
     from env_broker.tasks import Errands
 
 LOST_SECONDS: Final = 60.0
@@ -28,7 +27,7 @@ MAX_LOST: Final = 64
 """How many lost workers are shown, the last ones."""
 
 _MAX_DETAIL_CHARACTERS: Final = 1_500
-_ID: Final = re.compile(r"\b([0-9a-f]{8})[0-9a-f]{24}\b")
+_LOST: Final = "it was lost: "
 
 
 class LocalWorkers(Protocol):
@@ -53,6 +52,7 @@ class PoolView:
         links: instance -> link of every registered worker.
         local: the broker's own workers.
         max_queue: runs that may wait.
+        bounds: fewest and most local workers.
         wall: seconds since 1970, for people.
     """
 
@@ -66,6 +66,7 @@ class PoolView:
         errands: Errands,
         clock: Clock,
         max_queue: int,
+        bounds: tuple[int, int] = (0, 0),
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._links: Final = links
@@ -75,6 +76,7 @@ class PoolView:
         self._errands: Final = errands
         self._clock: Final = clock
         self._max_queue: Final = max_queue
+        self._bounds: Final = bounds
         self._wall: Final = wall
         self._registered: dict[str, tuple[str, float]] = {}
         """instance -> its lease, and when that began."""
@@ -94,7 +96,7 @@ class PoolView:
         """A worker left without a goodbye: show it, and why, for a while."""
         view = self._worker(link)
         view.state = pool_service_pb2.WORKER_STATE_LOST
-        view.detail = shown(f"it was lost: {cause}")
+        view.detail = shown(_LOST + cause)
         # Nobody knows what it has now.
         view.running = view.open_windows = view.held_array_bytes = 0
         self._lost.pop(view.instance, None)
@@ -111,20 +113,24 @@ class PoolView:
         for instance, lost in tuple(self._lost.items()):
             if lost.until <= now or instance in self._links:
                 del self._lost[instance]
+        places = {place.instance: place for place in self._local.views() if place.instance}
         return pool_service_pb2.WatchPoolResponse(
             workers=[
-                *(self._worker(link) for link in self._links.values()),
+                *(self._worker(link, places.get(instance)) for instance, link in self._links.items()),
                 *self._places(),
-                *(lost.view for lost in self._lost.values()),
+                *(_still(lost.view, places.get(instance)) for instance, lost in self._lost.items()),
             ],
             queued_runs=self._dispatcher.queued,
             max_queued_runs=self._max_queue,
+            min_local_workers=self._bounds[0],
+            max_local_workers=self._bounds[1],
             counters=self._counters.view(),
         )
 
-    def _worker(self, link: WorkerLink) -> WorkerView:
+    def _worker(self, link: WorkerLink, place: LocalView | None = None) -> WorkerView:
         worker = link.worker
-        state, detail = _standing(link)
+        state, standing = _standing(link)
+        detail = _joined(standing, worker.says, "" if place is None else place.condition)
         view = pool_service_pb2.WorkerView(
             instance=worker.instance,
             address=link.address,
@@ -136,6 +142,7 @@ class PoolView:
             held_array_bytes=worker.load.held_array_bytes,
             detail=shown(detail),
             local_slot=link.local_slot,
+            pid=_pid(place),
         )
         if (known := self._registered.get(worker.instance)) is not None:
             view.registered_at.FromNanoseconds(int(known[1] * 1e9))
@@ -150,19 +157,25 @@ class PoolView:
             state, detail = _unregistered(place)
             views.append(
                 pool_service_pb2.WorkerView(
-                    instance=place.instance, state=state, detail=shown(detail), local_slot=str(place.slot)
+                    instance=place.instance,
+                    state=state,
+                    detail=shown(detail),
+                    local_slot=str(place.slot),
+                    pid=_pid(place),
                 )
             )
         return views
 
     async def _add_words(self, view: WorkerView, words: Awaitable[str]) -> None:
         if said := await words:
-            view.detail = shown(f"{view.detail}; {said}")
+            # The cause may be the first of these words.
+            known = view.detail.removeprefix(_LOST)
+            view.detail = shown(_LOST + (said if said.startswith(known) else f"{known}; {said}"))
 
 
 def shown(text: str) -> str:
     """Text for people: bounded, and with 8 digits of any request_id, which is a capability."""
-    return _ID.sub(r"\1", text)[:_MAX_DETAIL_CHARACTERS]
+    return masked(text)[:_MAX_DETAIL_CHARACTERS]
 
 
 def _standing(link: WorkerLink) -> tuple[WorkerState.ValueType, str]:
@@ -181,8 +194,25 @@ def _standing(link: WorkerLink) -> tuple[WorkerState.ValueType, str]:
 def _unregistered(place: LocalView) -> tuple[WorkerState.ValueType, str]:
     """Where a local worker stands that is not registered, and why."""
     if place.state == "LEAVING":
-        return pool_service_pb2.WORKER_STATE_DRAINING, f"process {place.pid} ends"
+        return pool_service_pb2.WORKER_STATE_DRAINING, place.condition
     if place.instance:
-        return pool_service_pb2.WORKER_STATE_LOST, f"process {place.pid} lives, but its lease is over"
-    process = f"process {place.pid} was started" if place.pid is not None else "it waits to be started again"
-    return pool_service_pb2.WORKER_STATE_STARTING, "; ".join(said for said in (process, place.detail) if said)
+        return pool_service_pb2.WORKER_STATE_LOST, place.condition
+    return pool_service_pb2.WORKER_STATE_STARTING, _joined(place.condition, place.detail)
+
+
+def _still(view: WorkerView, place: LocalView | None) -> WorkerView:
+    """That of a lost worker, with what its process does if it lives."""
+    if place is None:
+        return view
+    living = pool_service_pb2.WorkerView()
+    living.CopyFrom(view)
+    living.pid, living.detail = _pid(place), shown(_joined(view.detail, place.condition))
+    return living
+
+
+def _pid(place: LocalView | None) -> int:
+    return 0 if place is None or place.pid is None else place.pid
+
+
+def _joined(*parts: str) -> str:
+    return "; ".join(part for part in parts if part)

@@ -211,9 +211,9 @@ class RoutesMachine(RuleBasedStateMachine):
             assert record.answer is None, "broke CancelStable"
             return
         if decision.worker_lost and self.table.get(request_id) is not None:
-            assert record.cancel_sent, "broke: what nobody wanted to cancel stays as it was answered"
             assert record.worker in self.away, "broke: its worker came back"
-            return  # that worker is told, and its answer counts
+            record.cancel_sent = True
+            return  # that worker is told when it is back, and its answer counts
         assert record.answer in (None, outcome), "broke CancelStable"
         if decision.worker_lost:
             over = record.over_at is not None  # what was so at the end of its retention stays so
@@ -278,6 +278,7 @@ class RoutesMachine(RuleBasedStateMachine):
                 apply_expected = self.now < self.remembered.pop(request_id, self.now)
                 assert apply is apply_expected, "broke: a remembered cancel applies to a reported run"
                 record.over_at, record.answer, record.confirmed = None, None, None
+                record.owed = record.insists = False  # what was owed is forgotten with the rest
                 record.cancel_sent = apply
                 record.told_ok = record.held is Held.REPLIED
             elif record.cancel_sent and record.answer is None:

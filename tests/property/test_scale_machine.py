@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from env_broker.pool import Load, Pool, Worker
-from env_broker.scale import Local, Scale
+from env_broker.scale import SHORT_SECONDS, Local, Scale
 
 IDLE, HEARTBEAT, LOOK = 3.0, 1.0, 0.5
 
@@ -46,6 +46,7 @@ class ScaledPool(RuleBasedStateMachine):
         )
         self.processes: list[Process] = []
         self.leaving: list[Process] = []
+        self.halted: list[Process] = []
         self.starting = self.least
         self.failing = 0
         self.queued = 0
@@ -55,7 +56,7 @@ class ScaledPool(RuleBasedStateMachine):
 
     @property
     def size(self) -> int:
-        return len(self.processes) + self.starting
+        return len(self.processes) + len(self.halted) + self.starting
 
     def register(self) -> None:
         self.names += 1
@@ -83,7 +84,7 @@ class ScaledPool(RuleBasedStateMachine):
             process.under_way.append((self.now, load))
 
     def look(self) -> None:
-        kept = [process.worker.instance for process in self.processes]
+        kept = [process.worker.instance for process in (*self.processes, *self.halted)]
         local = Local(kept, self.size, self.starting, self.failing, len(self.leaving))
         decision = self.scale.decide(self.now, self.pool.workers(), local, self.queued)
         assert decision.grow >= 0
@@ -151,6 +152,29 @@ class ScaledPool(RuleBasedStateMachine):
     def one_ends(self) -> None:
         process = self.leaving.pop()
         self.pool.remove(process.worker.instance, "l")
+
+    @precondition(lambda self: self.processes)
+    @rule()
+    def one_is_stopped(self) -> None:
+        process = self.processes.pop()
+        self.pool.remove(process.worker.instance, "l")
+        process.under_way.clear()
+        self.halted.append(process)
+
+    @precondition(lambda self: self.halted)
+    @rule()
+    def one_is_continued(self) -> None:
+        self.halted.pop()
+        self.starting += 1
+        self.register()
+        self.place()
+
+    @rule()
+    def the_least_are_there_again(self) -> None:
+        """However many are stopped, as long as there may be others."""
+        self.step(2 * SHORT_SECONDS)
+        wanted = min(self.least, self.most - len(self.halted))
+        assert len(self.processes) + self.starting >= wanted
 
     @rule()
     def the_load_stays_as_it_is(self) -> None:

@@ -110,10 +110,16 @@ class WatchPoolResponse(google.protobuf.message.Message):
     QUEUED_RUNS_FIELD_NUMBER: builtins.int
     MAX_QUEUED_RUNS_FIELD_NUMBER: builtins.int
     COUNTERS_FIELD_NUMBER: builtins.int
+    MIN_LOCAL_WORKERS_FIELD_NUMBER: builtins.int
+    MAX_LOCAL_WORKERS_FIELD_NUMBER: builtins.int
     queued_runs: builtins.int
     """Runs that wait for a worker."""
     max_queued_runs: builtins.int
     """Runs that may wait."""
+    min_local_workers: builtins.int
+    """Fewest and most local workers of the pool; equal in one that is not elastic."""
+    max_local_workers: builtins.int
+    """As above."""
     @property
     def taken_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When it was taken."""
@@ -145,9 +151,11 @@ class WatchPoolResponse(google.protobuf.message.Message):
         queued_runs: builtins.int = ...,
         max_queued_runs: builtins.int = ...,
         counters: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
+        min_local_workers: builtins.int = ...,
+        max_local_workers: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["taken_at", b"taken_at"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["counters", b"counters", "max_queued_runs", b"max_queued_runs", "queued_runs", b"queued_runs", "taken_at", b"taken_at", "workers", b"workers"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["counters", b"counters", "max_local_workers", b"max_local_workers", "max_queued_runs", b"max_queued_runs", "min_local_workers", b"min_local_workers", "queued_runs", b"queued_runs", "taken_at", b"taken_at", "workers", b"workers"]) -> None: ...
 
 Global___WatchPoolResponse: typing_extensions.TypeAlias = WatchPoolResponse
 
@@ -168,6 +176,7 @@ class WorkerView(google.protobuf.message.Message):
     REGISTERED_AT_FIELD_NUMBER: builtins.int
     DETAIL_FIELD_NUMBER: builtins.int
     LOCAL_SLOT_FIELD_NUMBER: builtins.int
+    PID_FIELD_NUMBER: builtins.int
     instance: builtins.str
     """As in WorkerHello. Empty before it registered."""
     address: builtins.str
@@ -183,11 +192,13 @@ class WorkerView(google.protobuf.message.Message):
     held_array_bytes: builtins.int
     """Bytes of training arrays that it holds, by its last heartbeat."""
     detail: builtins.str
-    """For people: why it is in this state, e.g. the last lines of a worker that failed to start. It shows 8 digits
-    of a request_id at most.
+    """For people: why it is in this state, e.g. the last lines of a worker that failed to start, and what it says of
+    itself (WorkerHeartbeat.detail). It shows 8 digits of a request_id at most.
     """
     local_slot: builtins.str
     """As in WorkerHello: the place of a local worker; empty for any other."""
+    pid: builtins.int
+    """Process of a local worker; 0 for any other, and while there is none."""
     @property
     def environments(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Names of the environments that it serves."""
@@ -210,8 +221,9 @@ class WorkerView(google.protobuf.message.Message):
         registered_at: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         detail: builtins.str = ...,
         local_slot: builtins.str = ...,
+        pid: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["registered_at", b"registered_at"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "detail", b"detail", "environments", b"environments", "held_array_bytes", b"held_array_bytes", "instance", b"instance", "local_slot", b"local_slot", "max_concurrent_runs", b"max_concurrent_runs", "open_windows", b"open_windows", "registered_at", b"registered_at", "running", b"running", "state", b"state"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "detail", b"detail", "environments", b"environments", "held_array_bytes", b"held_array_bytes", "instance", b"instance", "local_slot", b"local_slot", "max_concurrent_runs", b"max_concurrent_runs", "open_windows", b"open_windows", "pid", b"pid", "registered_at", b"registered_at", "running", b"running", "state", b"state"]) -> None: ...
 
 Global___WorkerView: typing_extensions.TypeAlias = WorkerView

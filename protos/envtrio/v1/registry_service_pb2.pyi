@@ -137,13 +137,19 @@ class WorkerHello(google.protobuf.message.Message):
     use it.
     """
     address: builtins.str
-    """HOST:PORT where the broker (and a trainer) reaches this worker's services."""
+    """HOST:PORT where the broker (and a trainer) reaches this worker's services. Who is there is found out by dialling it:
+    a worker that answers takes the place of whichever was registered with that address; one in whose stead another
+    answers gets no runs, and changes nothing for the other.
+    """
     max_concurrent_runs: builtins.int
     """Runs that it carries at once, at least 1."""
     late_cancel_seconds: builtins.float
     """The worker's late-cancel window."""
     local_slot: builtins.str
-    """The place of the local worker that the broker started, from its command line; empty for any other worker."""
+    """What the broker gave to the local worker that it started, in the variable ENV_WORKER_LOCAL_SLOT; empty for any
+    other worker. It is a claim: the broker believes it of the process that it has there now, and of nobody else. At
+    most 64 characters.
+    """
     @property
     def environments(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[envtrio.v1.env_service_pb2.EnvironmentDescription]:
         """What it serves. Empty while environments are loading: the worker gets no runs."""
@@ -209,6 +215,7 @@ class WorkerHeartbeat(google.protobuf.message.Message):
     DRAINING_FIELD_NUMBER: builtins.int
     LOOP_LAG_MILLIS_FIELD_NUMBER: builtins.int
     ENVIRONMENTS_FIELD_NUMBER: builtins.int
+    DETAIL_FIELD_NUMBER: builtins.int
     seq: builtins.int
     """Counts this lease's heartbeats from 1."""
     running: builtins.int
@@ -223,6 +230,8 @@ class WorkerHeartbeat(google.protobuf.message.Message):
     """True from SIGTERM on: no new runs."""
     loop_lag_millis: builtins.float
     """Largest lag of the worker's event loop since the last heartbeat, in milliseconds."""
+    detail: builtins.str
+    """For people, at most 256 bytes: why it drains, or what blocks it. Empty while there is nothing to say."""
     @property
     def environments(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[envtrio.v1.env_service_pb2.EnvironmentDescription]:
         """What it serves now, if that has changed; else empty."""
@@ -238,8 +247,9 @@ class WorkerHeartbeat(google.protobuf.message.Message):
         draining: builtins.bool = ...,
         loop_lag_millis: builtins.float = ...,
         environments: collections.abc.Iterable[envtrio.v1.env_service_pb2.EnvironmentDescription] | None = ...,
+        detail: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["draining", b"draining", "environments", b"environments", "held_array_bytes", b"held_array_bytes", "held_arrays", b"held_arrays", "loop_lag_millis", b"loop_lag_millis", "open_windows", b"open_windows", "running", b"running", "seq", b"seq"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["detail", b"detail", "draining", b"draining", "environments", b"environments", "held_array_bytes", b"held_array_bytes", "held_arrays", b"held_arrays", "loop_lag_millis", b"loop_lag_millis", "open_windows", b"open_windows", "running", b"running", "seq", b"seq"]) -> None: ...
 
 Global___WorkerHeartbeat: typing_extensions.TypeAlias = WorkerHeartbeat
 
@@ -308,14 +318,20 @@ class HeartbeatAck(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     SEQ_FIELD_NUMBER: builtins.int
+    UNREACHABLE_BECAUSE_FIELD_NUMBER: builtins.int
     seq: builtins.int
     """As in WorkerHeartbeat."""
+    unreachable_because: builtins.str
+    """For the worker's log: why the broker cannot reach it at WorkerHello.address, so that it gets no runs. Empty while
+    it can be reached, or was not dialled yet.
+    """
     def __init__(
         self,
         *,
         seq: builtins.int = ...,
+        unreachable_because: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["seq", b"seq"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["seq", b"seq", "unreachable_because", b"unreachable_because"]) -> None: ...
 
 Global___HeartbeatAck: typing_extensions.TypeAlias = HeartbeatAck
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from env_broker.cli import main
-from env_broker.config import BrokerSettings, SettingsError, settings_table
+from env_broker.config import VARIABLE_PREFIX, BrokerSettings, SettingsError, settings_table
+from env_broker.variables import unknown_variables
 
 
 def test_flags_beat_variables_and_variables_beat_defaults() -> None:
@@ -38,6 +39,8 @@ def test_every_setting_has_its_variable() -> None:
         (["--late-cancel-seconds", "-0.5"], ["--late-cancel-seconds", "-0.5"]),
         (["--session-grace-seconds", "-1"], ["--session-grace-seconds", "-1"]),
         (["--lease-seconds", "1", "--heartbeat-seconds", "1"], ["--lease-seconds", "--heartbeat-seconds"]),
+        (["--min-workers", "2"], ["--min-workers is 2", "--max-workers is not given"]),
+        (["--max-workers", "2"], ["--max-workers is 2", "--min-workers is not given"]),
         (["--log-level", "loud"], ["--log-level", "'loud'", "debug"]),
     ],
 )
@@ -81,7 +84,10 @@ def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert ended.value.code == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "usage: env-broker" in said
-    assert "exit code: 0 stopped and nothing lost; 1 cannot start;" in said
+    assert "exit code: 0 stopped and nothing lost; 1 cannot start, as where the port is taken;" in said
+    if arguments[0] == "serve":
+        assert "none|process" in said  # as it is to be written
+        assert "NONE" not in said
 
 
 @pytest.mark.parametrize(
@@ -91,3 +97,12 @@ def test_wrong_usage(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 2
+
+
+def test_a_misspelt_variable_is_named_with_what_was_meant() -> None:
+    names = ["ENV_BROKER_WORKERS", "ENV_BROKER_WORKER", "ENV_BROKER_ZZZ", "ENV_WORKER_X", "PATH"]
+    known = {setting.variable for setting in settings_table()}
+    misspelt, unknown = unknown_variables(names, VARIABLE_PREFIX, known)
+    assert "ENV_BROKER_WORKER is no setting" in misspelt
+    assert "did you mean ENV_BROKER_WORKERS?" in misspelt
+    assert "ENV_BROKER_ZZZ is no setting" in unknown

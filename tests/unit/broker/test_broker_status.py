@@ -26,6 +26,13 @@ def test_every_reason_comes_with_the_code_that_errors_proto_names() -> None:
     }
 
 
+def test_the_caller_is_told_what_the_log_need_not_repeat_for_each_run() -> None:
+    refusal = Refusal("WORKER_LOST", "worker w was lost", detail="its last lines: up")
+    assert (refusal.brief, refusal.message) == ("worker w was lost", "worker w was lost (its last lines: up)")
+    assert Refusal("WORKER_LOST", "worker w was lost").message == "worker w was lost"
+    assert len(Refusal("WORKER_LOST", "x", detail="y" * 10_000).message) <= 1_500
+
+
 def test_a_refusal_carries_its_details() -> None:
     refusal = Refusal("QUEUE_FULL", "2 runs wait, the limit is 2", retry_after=1.5, limit=2)
     assert refusal.code is grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -184,7 +184,7 @@ async def test_a_worker_that_was_dialled_in_vain_is_waited_for_no_longer() -> No
     with pytest.raises(Refusal) as error:
         await waiting
     assert error.value.reason == "NO_WORKER_READY"
-    for words in ("worker 1 cannot be reached at 1: nobody answered in 2 s", "--advertise", "says SERVING"):
+    for words in ("worker 1 cannot be reached at 1: nobody answered in 2 s", "says SERVING"):
         assert words in error.value.message
     assert not scene.dispatcher.serves_elsewhere("e", ())
     other = scene.add("2", "f")

@@ -10,6 +10,7 @@ from envtrio.v1 import env_service_pb2
 
 from env_broker.cancel import SILENCE_SECONDS, Canceller
 from env_broker.dispatch import Dispatcher
+from env_broker.held_request import HeldRequest
 from env_broker.pool import Pool
 from env_broker.quiet import Quiet
 from env_broker.relay import MAX_PLACEMENTS, Relay
@@ -58,6 +59,7 @@ class Scene:
             dispatcher=dispatcher,
             canceller=self.canceller,
             clock=self.clock,
+            drains=lambda _: None,
             quiet=Quiet(),
             post_mortem=supervisor.last_words,
         )
@@ -65,7 +67,7 @@ class Scene:
     async def refused(self, request_id: str) -> Refusal:
         request = env_service_pb2.RunRequest(request_id=request_id, environment="e")
         with pytest.raises(Refusal) as error:
-            await self.relay.carry(request, b"", Hop())
+            await self.relay.carry(HeldRequest(request, b""), Hop())
         return error.value
 
 

@@ -8,7 +8,10 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
-from env_broker.local_worker import LocalWorker, restart_delay
+import psutil
+
+from env_broker.backoff import restart_delay
+from env_broker.local_worker import LocalWorker
 from env_broker.log_tail import MAX_LINE_BYTES, LogTail
 from env_broker.supervisor import Bounds, Supervisor
 from tests.helpers.clock import FakeClock
@@ -72,7 +75,11 @@ async def test_a_worker_that_cannot_start_is_reported_and_not_waited_for_for_eve
         clock.advance(seconds)
     await changes.until(lambda: not supervisor.hopeful())
     assert "before it registered; its last lines: no such environment: x" in supervisor.detail()
-    assert supervisor.detail() in caplog.text
+    for when in ("at once", "in 0.5 s", "in 1 s"):
+        assert f"slot=0 tries again {when}: {supervisor.detail().partition(' after ')[0]}" in caplog.text
+    assert caplog.text.count("no such environment: x") == 3
+    (view,) = supervisor.views()
+    assert (view.state, view.condition) == ("WAITING", "it is started again in 1 s")
     await supervisor.stop()
     assert supervisor.pids == []
 
@@ -98,7 +105,8 @@ async def test_a_worker_that_dies_is_restarted_and_its_last_words_are_known(
     async with asyncio.timeout(PATIENCE):
         while "[worker 3] up" not in capfd.readouterr().err:  # noqa: ASYNC110  # it is written by a task here
             await asyncio.sleep(0)
-    worker.registered("instance-1")
+    assert first is not None
+    assert worker.registered(psutil.Process(first).environ()["ENV_WORKER_LOCAL_SLOT"], "instance-1")
     assert not worker.hopeful
     asked = asyncio.create_task(worker.last_words("instance-1", PATIENCE))
     await asyncio.sleep(0)

@@ -20,9 +20,8 @@ def add(
     window: float = 60.0,
     now: float = 0.0,
 ) -> Worker:
-    pool.add(instance, lease, address or f"{instance}:1", environments, slots, window, now)
-    worker = pool.get(instance)
-    assert worker is not None
+    worker = pool.add(instance, lease, address or f"{instance}:1", environments, slots, window, now)
+    assert pool.get(instance) is worker
     return worker
 
 
@@ -107,13 +106,17 @@ def test_the_end_of_an_older_lease_means_nothing() -> None:
 
 
 def test_the_same_address_with_a_new_instance_is_a_new_worker_and_gets_work() -> None:
-    pool = Pool(lease_seconds=LEASE, limit=1)
-    old = add(pool, "old", address="host:1", slots=1)
+    pool = Pool(lease_seconds=LEASE)
+    old, other = add(pool, "old", address="host:1", slots=1), add(pool, "other", slots=1)
     take(pool)
-    assert pool.add("new", "l", "host:1", ["e"], 1, 60.0, 1.0) is old
-    new = pool.get("new")
-    assert new is not None
-    assert pool.workers() == (new,)
+    new = add(pool, "new", address="host:1", slots=1)
+    assert pool.workers() == (old, other, new), "who is there is a question, until it was dialled"
+    assert pool.displace("unknown") == []
+    assert pool.displace("new") == [old]
+    assert pool.displace("new") == []
+    assert pool.workers() == (other, new)
+    assert not pool.heartbeat("old", "l1", 1.0)
+    pool.drain("other")
     assert take(pool) is new
     pool.release(old)
     assert (old.busy, new.busy) == (0, 1), "the old one's runs give back its slots, not the new one's"
@@ -156,15 +159,17 @@ def test_the_load_of_a_heartbeat_is_remembered_and_a_new_lease_knows_none() -> N
     assert (worker.load, worker.reported_at) == (Load(), None)
     pool.acquire(worker)
     load = Load(running=3, open_windows=2, held_arrays=1, held_array_bytes=10, loop_lag_millis=0.5)
-    assert pool.heartbeat("w", "l1", 2.0, load=load)
+    assert pool.heartbeat("w", "l1", 2.0, load=load, says="it is blocked")
     assert (worker.load, worker.reported_at, worker.foreign, worker.taken) == (load, 2.0, 2, 3)
+    assert worker.says == "it is blocked"
     pool.release(worker)
     assert worker.taken == 2
     assert pool.heartbeat("w", "l1", 3.0)
     assert (worker.load, worker.reported_at, worker.taken) == (Load(), 3.0, 0)
-    assert pool.heartbeat("w", "l1", 4.0, load=load)
+    assert worker.says == ""
+    assert pool.heartbeat("w", "l1", 4.0, load=load, says="it is blocked")
     add(pool, "w", lease="l2", slots=4, now=5.0)
-    assert (worker.load, worker.reported_at, worker.foreign) == (Load(), None, 0)
+    assert (worker.load, worker.reported_at, worker.foreign, worker.says) == (Load(), None, 0, "")
 
 
 def test_runs_of_other_callers_make_a_worker_busy_but_are_not_counted_twice() -> None:
@@ -176,6 +181,13 @@ def test_runs_of_other_callers_make_a_worker_busy_but_are_not_counted_twice() ->
     assert take(pool) is dialled
     assert pool.heartbeat("w1", "l1", 2.0, load=Load(running=1))
     assert (dialled.foreign, dialled.taken) == (0, 1)
+    # A heartbeat that left while the run was there, and came when it had ended.
+    pool.release(dialled)
+    assert pool.heartbeat("w1", "l1", 2.5, load=Load(running=1))
+    assert (dialled.foreign, dialled.taken) == (0, 0)
+    assert pool.heartbeat("w1", "l1", 2.7, load=Load(running=1))
+    assert (dialled.foreign, dialled.taken) == (1, 1), "since then there was none of this pool"
+    pool.acquire(dialled)
     # A heartbeat that left before the run arrived.
     assert pool.heartbeat("w1", "l1", 3.0, load=Load(running=0))
     assert dialled.foreign == 0

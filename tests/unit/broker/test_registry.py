@@ -145,6 +145,17 @@ async def test_registered_says_what_is_expected() -> None:
         assert list(registered.given_up) == []
 
 
+async def test_a_worker_hears_that_it_cannot_be_reached_and_why() -> None:
+    async with connected() as (broker, _), ScriptedWorker() as worker:
+        lease = await worker.register(broker.address, address="127.0.0.1:1")
+        heard = [""]
+        while not heard[-1]:
+            await lease.send(heartbeat=registry_service_pb2.WorkerHeartbeat(seq=len(heard)))
+            heard.append((await lease.read()).heartbeat_ack.unreachable_because)
+        assert heard[-1].startswith("UNAVAILABLE: ")
+        assert worker.instance in {known.instance for known in broker.pool.workers()}
+
+
 async def test_a_worker_that_says_goodbye_leaves_with_ok() -> None:
     async with connected() as (broker, _), ScriptedWorker() as worker:
         lease = await worker.register(broker.address)
@@ -195,6 +206,11 @@ async def test_what_a_heartbeat_says_of_the_load_is_known_to_the_pool() -> None:
         await lease.beat(running=3, open_windows=2, held_arrays=1, held_array_bytes=10, loop_lag_millis=0.5)
         assert (known.load, known.foreign) == (Load(3, 2, 1, 10, 0.5), 3)
         assert known.reported_at is not None
+        await lease.beat(detail="run 8f7e2d57 blocks the loop" + "\N{EURO SIGN}" * 200)
+        assert known.says.startswith("run 8f7e2d57 blocks the loop\N{EURO SIGN}")
+        assert len(known.says.encode()) <= 256
+        await lease.beat()
+        assert known.says == ""
 
 
 async def test_a_worker_is_told_to_drain_between_its_heartbeats_and_gets_no_more_runs() -> None:
@@ -234,4 +250,5 @@ async def test_a_worker_whose_process_has_ended_is_lost_although_its_connection_
         assert (await client.read_all(call))[1:] == ("UNAVAILABLE", "WORKER_LOST")
         assert await lease.status() == ("ABORTED", "LEASE_EXPIRED")
         broker._registry.ended(worker.instance, "twice")
-        assert list((await worker.register(broker.address)).registered.given_up) == [run]
+        # Nobody is left who would acknowledge it.
+        assert list((await worker.register(broker.address)).registered.given_up) == []

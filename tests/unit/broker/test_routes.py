@@ -284,9 +284,22 @@ def test_a_worker_that_comes_back_hears_which_runs_were_given_up() -> None:
     table.returned("w1")
     assert table.adopt(A, "", "w1", 3.0, replied=False, window=WINDOW), "its caller was told ABORTED"
     assert not table.adopt(B, "", "w1", 3.0, replied=True, window=WINDOW)
-    assert not table.adopt(C, "", "w1", 3.0, replied=True, window=WINDOW), "its caller was told TOO_LATE"
+    assert table.adopt(C, "", "w1", 3.0, replied=True, window=WINDOW), "it was cancelled meanwhile"
     assert table.cancel(B, 4.0) == TO_W1, "it can be taken back again"
-    assert table.cancel(C, 4.0) == LOST_AFTER
+    assert table.cancel(C, 4.0) == TO_W1, "its worker's answer counts"
+    assert table.answered(C, CancelOutcome.DISCARDED, 4.0) is CancelOutcome.DISCARDED
+    assert table.cancel(C, 5.0).outcome is CancelOutcome.DISCARDED
+
+
+def test_a_cancel_of_a_reply_whose_worker_is_lost_for_good_stays_unknown() -> None:
+    table = RouteTable()
+    replied(table, A)
+    table.lose("w1", 1.0)
+    assert table.cancel(A, 2.0) == table.cancel(A, 3.0) == LOST_AFTER
+    table.expire(1_000.0)
+    assert table.get(A) is None
+    decision = table.cancel(A, 1_000.0)
+    assert (decision.outcome, decision.worker_lost) == (CancelOutcome.REMEMBERED, True)
 
 
 def test_a_worker_that_comes_back_is_asked_about_what_it_settled_and_does_not_report() -> None:

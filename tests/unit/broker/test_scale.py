@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from env_broker.pool import Load, Pool, Worker
-from env_broker.scale import Decision, Local, Scale
+from env_broker.scale import SHORT_SECONDS, Decision, Local, Scale
 
 IDLE, HEARTBEAT, LEASE = 10.0, 1.0, 5.0
 NOTHING = Decision()
@@ -112,6 +112,34 @@ def test_a_lost_worker_has_a_place_but_no_slots() -> None:
     scene.take(scene.own[0], 9)
     assert scene.look(lost=2) == Decision(grow=1)
     assert scene.look(lost=3) == NOTHING
+
+
+def test_others_are_started_for_workers_that_lost_their_lease_and_do_not_come_back() -> None:
+    scene = Scene(least=2, most=3, workers=1)
+    assert scene.look(lost=1) == NOTHING  # one that has died is started again within a moment
+    scene.now += SHORT_SECONDS - 0.01
+    assert scene.look(lost=1) == NOTHING
+    scene.now += 0.01
+    assert scene.look(lost=1) == Decision(grow=1)  # although no run waits: none would before there is one
+    assert scene.look(lost=1, starting=1) == NOTHING
+    scene.own.clear()
+    scene.now += 60.0
+    assert scene.look(lost=3) == NOTHING  # no more than there may be
+    assert scene.look(lost=2) == NOTHING  # the short of it began when the new one was lost
+    scene.now += SHORT_SECONDS
+    assert scene.look(lost=2) == Decision(grow=1)
+
+
+def test_workers_that_lost_their_lease_do_not_make_others_too_many() -> None:
+    scene = Scene(least=2, workers=2)
+    scene.now = 20.0
+    for _ in range(20):
+        scene.now += 1.0
+        scene.beat()
+        assert scene.look(lost=1) == NOTHING
+    assert scene.look(lost=1, starting=1, failing=1) == Decision(give_up_start=True)
+    scene.own.pop()
+    assert scene.look(lost=1, starting=1, failing=1) == NOTHING
 
 
 def test_more_than_there_may_be_is_no_fault() -> None:

@@ -32,7 +32,8 @@ STUBBORN = (
 )
 SLOT_1_FAILS = (
     "import os, signal, sys\n"
-    "sys.exit('no such environment: x') if os.environ['ENV_WORKER_LOCAL_SLOT'] == '1' else signal.pause()"
+    "fails = os.environ['ENV_WORKER_LOCAL_SLOT'].startswith('1:')\n"
+    "sys.exit('no such environment: x') if fails else signal.pause()"
 )
 EXITS = (
     "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit({code}))\n"
@@ -77,9 +78,13 @@ class Kept:
     async def until_up(self) -> None:
         await self.until(lambda: all(view.pid for view in self.supervisor.views()))
 
+    def claim(self, slot: int) -> str:
+        """What the process in that slot was given, to be told when it registers."""
+        return self.supervisor._workers[slot]._claim
+
     def register(self, *slots: int) -> None:
         for slot in slots:
-            self.supervisor.registered(str(slot), f"instance-{slot}")
+            assert self.supervisor.registered(self.claim(slot), f"instance-{slot}") == str(slot)
 
     def look(self, seconds: int, leased: tuple[str, ...] = ()) -> None:
         """So much time passes, in which the supervisor looks every second."""
@@ -159,17 +164,15 @@ async def test_one_that_drains_by_itself_is_replaced_at_once_while_it_drains_on(
     async with keeping(1) as kept:
         kept.register(0)
         first = kept.pid(0)
-        kept.supervisor.draining("0", "another")
-        kept.supervisor.draining("7", "instance-0")
-        kept.supervisor.draining("x", "instance-0")
+        kept.supervisor.draining("another")
         assert kept.states == [(0, "REGISTERED")]
-        kept.supervisor.draining("0", "instance-0")
-        kept.supervisor.draining("0", "instance-0")
+        kept.supervisor.draining("instance-0")
+        kept.supervisor.draining("instance-0")
         await kept.until_up()
         assert kept.states == [(0, "LEAVING"), (1, "STARTING")]
         assert kept.supervisor.size == 1
         kept.register(1)
-        kept.supervisor.draining("1", "instance-1")  # at once again: the place has its backoff
+        kept.supervisor.draining("instance-1")  # at once again: the place has its backoff
         assert kept.states == [(0, "LEAVING"), (1, "LEAVING"), (2, "WAITING")]
         await kept.clock.sleepers(1)
         kept.clock.advance(0.5)
@@ -177,6 +180,26 @@ async def test_one_that_drains_by_itself_is_replaced_at_once_while_it_drains_on(
         assert alive(first)
         kept.register(0)  # it lost its lease, and comes back
         assert kept.drained == ["instance-0"]
+
+
+async def test_a_place_is_filled_by_its_own_process_and_nobody_else() -> None:
+    async with keeping(2, mute=1) as kept:
+        registered = kept.supervisor.registered
+        first = kept.claim(0)
+        assert first != kept.claim(1)
+        # A bare number, as what an environment started inherits, or a worker of a broker that was killed.
+        for claim in ("0", "", ":", "0:", "0:stranger", "9" * 5_000, f"{first}x", first[1:]):
+            assert registered(claim, "stranger") == ""
+        assert kept.states == [(0, "STARTING"), (1, "STARTING")]
+        kept.register(0, 1)
+        assert registered(first, "started by an environment of it") == ""
+        assert registered(first, "instance-0") == "0"  # it comes back
+        kept.look(100, leased=("instance-0", "instance-1", "stranger"))
+        assert kept.restarts(0) == 0
+        os.kill(kept.pid(0), signal.SIGKILL)
+        await kept.until(lambda: kept.restarts(0) == 1)
+        assert registered(first, "instance-0") == ""  # that was the process before
+        kept.register(0, 1)
 
 
 async def test_a_start_that_nobody_needs_any_more_is_given_up() -> None:
@@ -193,14 +216,13 @@ async def test_runs_wait_for_a_moment_for_what_has_just_lost_its_lease() -> None
     async with keeping(1) as kept:
         kept.register(0)
         assert not kept.supervisor.hopeful()
-        kept.supervisor.lost_lease("0", "another")
-        kept.supervisor.lost_lease("", "instance-0")  # not one of ours
+        kept.supervisor.lost_lease("another")
         assert not kept.supervisor.hopeful()
-        kept.supervisor.lost_lease("0", "instance-0")
+        kept.supervisor.lost_lease("instance-0")
         assert kept.supervisor.hopeful()
         kept.look(1)  # its process lives: it is stopped, or cut off
         assert not kept.supervisor.hopeful()
-        kept.supervisor.lost_lease("0", "instance-0")
+        kept.supervisor.lost_lease("instance-0")
         kept.register(0)
         assert not kept.supervisor.hopeful()
 
@@ -238,9 +260,11 @@ async def test_one_that_leaves_for_longer_than_it_may_is_killed() -> None:
         kept.supervisor.retire("instance-0")
         pid = kept.pid(0)
         kept.look(6)
+        assert kept.supervisor.leaving == 1
         os.kill(pid, signal.SIGSTOP)
         await kept.until(lambda: stopped(pid))
         kept.look(100)
+        assert kept.supervisor.leaving == 0, "as long as it lasts the pool would not shrink"
         os.kill(pid, signal.SIGCONT)
         await kept.until(lambda: not stopped(pid))
         assert alive(pid)
@@ -253,12 +277,14 @@ async def test_one_that_leaves_for_longer_than_it_may_is_killed() -> None:
     ("code", "registered", "lost"),
     [
         (0, True, set()),
-        (1, True, set()),
+        (1, True, {EXIT_UNFINISHED}),
         (2, False, set()),
         (3, True, {EXIT_UNFINISHED}),
         (4, True, {EXIT_ARRAYS_LOST}),
         (5, True, {EXIT_RUNS_ENDED}),
         (6, True, {EXIT_RUNS_ENDED}),
+        (7, True, {EXIT_UNFINISHED}),
+        (7, False, set()),
     ],
 )
 async def test_the_exit_code_of_a_worker_says_what_the_stop_lost(

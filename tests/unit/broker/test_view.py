@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from env_broker.counters import CANCELLED, FAILED, REFUSED, Counters, outcome_of
+from env_broker.local_view import LocalView
 from env_broker.pool import Load, Worker
 from env_broker.status import _CODES
-from env_broker.supervisor import LocalView
 from env_broker.tasks import Errands
 from env_broker.view import LOST_SECONDS, MAX_LOST, PoolView
 from tests.helpers.clock import FakeClock
@@ -51,6 +51,7 @@ class Scene:
             errands=self.errands,
             clock=self.clock,
             max_queue=8,
+            bounds=(1, 7),
             wall=lambda: self.now,
         )
 
@@ -80,6 +81,8 @@ class Scene:
         ({"reachable": False}, "LOADING", "the broker has yet to reach it"),
         ({"reachable": False, "because": "refused"}, "LOADING", "the broker cannot reach it: refused"),
         ({"draining": True, "reachable": False}, "DRAINING", "it takes no new runs"),
+        ({"draining": True, "says": "drains: SIGTERM"}, "DRAINING", "it takes no new runs; drains: SIGTERM"),
+        ({"says": "run 8f7e2d57 blocks the loop"}, "READY", "run 8f7e2d57 blocks the loop"),
     ],
 )
 async def test_where_a_registered_worker_stands(fields: dict[str, Any], shown: str, detail: str) -> None:
@@ -100,6 +103,7 @@ async def test_what_a_worker_has_and_since_when() -> None:
     assert (worker.local_slot, worker.address, worker.max_concurrent_runs) == ("2", "a:1", 4)
     assert [shown.registered_at.seconds for shown in (worker, other)] == [1_700_000_000, 1_700_000_050]
     assert (view.queued_runs, view.max_queued_runs) == (3, 8)
+    assert (view.min_local_workers, view.max_local_workers) == (1, 7)
     link.worker.lease = new_id()  # it registers again
     scene.now += 50
     scene.view.changed()
@@ -109,18 +113,14 @@ async def test_what_a_worker_has_and_since_when() -> None:
 @pytest.mark.parametrize(
     ("place", "shown", "detail"),
     [
-        (LocalView(0, 77, "", "STARTING", "", 0), "STARTING", "process 77 was started"),
+        (LocalView(0, 77, "", "STARTING", "it was started", "", 0), "STARTING", "it was started"),
         (
-            LocalView(0, None, "", "WAITING", "exited with code 1; its last lines: boom", 3),
+            LocalView(0, None, "", "WAITING", "it is started again in 8 s", "its last lines: boom", 3),
             "STARTING",
-            "it waits to be started again; exited with code 1; its last lines: boom",
+            "it is started again in 8 s; its last lines: boom",
         ),
-        (LocalView(0, 77, "f" * 32, "LEAVING", "", 0), "DRAINING", "process 77 ends"),
-        (
-            LocalView(0, 77, "f" * 32, "REGISTERED", "", 0),
-            "LOST",
-            "process 77 lives, but its lease is over",
-        ),
+        (LocalView(0, 77, "f" * 32, "LEAVING", "it ends", "", 0), "DRAINING", "it ends"),
+        (LocalView(0, 77, "f" * 32, "REGISTERED", "it is stopped", "", 0), "LOST", "it is stopped"),
     ],
 )
 async def test_where_a_local_worker_stands_that_is_not_registered(
@@ -130,18 +130,23 @@ async def test_where_a_local_worker_stands_that_is_not_registered(
     scene.local.places = [place]
     [worker] = scene.view.take().workers
     assert (state(worker), worker.detail, worker.local_slot) == (shown, detail, "0")
-    assert worker.instance == place.instance
+    assert (worker.instance, worker.pid) == (place.instance, place.pid or 0)
 
 
 async def test_a_local_worker_is_shown_once() -> None:
     scene = Scene()
     link = scene.register("0")
-    scene.local.places = [LocalView(0, 77, link.worker.instance, "REGISTERED", "", 0)]
-    assert states(scene.view.take()) == ["READY"]
+    scene.local.places = [LocalView(0, 77, link.worker.instance, "REGISTERED", "it is stopped", "", 0)]
+    [worker] = scene.view.take().workers
+    assert (state(worker), worker.detail, worker.pid) == ("READY", "it is stopped", 77)
     scene.lose(link)
-    assert states(scene.view.take()) == ["LOST"]
-    scene.local.places = [LocalView(0, 78, "", "STARTING", "", 1)]
+    for _ in range(2):
+        [worker] = scene.view.take().workers
+        assert (state(worker), worker.pid) == ("LOST", 77)
+        assert worker.detail == "it was lost: its stream broke; it is stopped"
+    scene.local.places = [LocalView(0, 78, "", "STARTING", "", "", 1)]
     assert states(scene.view.take()) == ["STARTING", "LOST"]
+    assert scene.view.take().workers[1].pid == 0
 
 
 async def test_a_lost_worker_stays_for_a_while_with_its_last_words() -> None:
@@ -166,6 +171,16 @@ async def test_a_lost_worker_stays_for_a_while_with_its_last_words() -> None:
     scene.lose(link)
     scene.clock.advance(LOST_SECONDS)
     assert states(scene.view.take()) == []
+
+
+async def test_what_a_lost_worker_said_last_is_shown_once() -> None:
+    scene = Scene()
+    scene.local.words = asyncio.get_running_loop().create_future()
+    scene.lose(scene.register("0"), "worker 0 was killed by SIGKILL after 6.8 s")
+    scene.local.words.set_result("worker 0 was killed by SIGKILL after 6.8 s; its last lines: up")
+    await scene.errands.close(5)
+    [worker] = scene.view.take().workers
+    assert worker.detail == "it was lost: worker 0 was killed by SIGKILL after 6.8 s; its last lines: up"
 
 
 async def test_no_more_than_so_many_lost_workers_are_shown() -> None:

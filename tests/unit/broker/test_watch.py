@@ -9,7 +9,7 @@ import grpc
 import pytest
 from envtrio.v1 import pool_service_pb2
 
-from env_broker.pool_servicer import PoolServicer
+from env_broker.pool_servicer import MAX_WATCHERS, PoolServicer
 from env_broker.status import Refusal
 from tests.helpers.clock import FakeClock
 from tests.helpers.pool_watch import counters_add_up, state, states, watcher
@@ -225,7 +225,7 @@ async def test_a_watcher_that_reads_nothing_does_not_hold_the_stop(monkeypatch: 
         return pool_service_pb2.WatchPoolResponse(workers=[lines], queued_runs=sent)
 
     async with connected() as (broker, _), watcher(broker.address) as pool:
-        monkeypatch.setattr(broker.observer.servicer, "_view", view)
+        monkeypatch.setattr(broker.observer.servicer._shared, "_view", view)
         watch = pool.watch()
         await watch.next()
         await full.wait()
@@ -241,9 +241,9 @@ class Reader:
         self.taken: asyncio.Queue[int] = asyncio.Queue()
         self.ready = asyncio.Semaphore(0)
 
-    async def write(self, view: pool_service_pb2.WatchPoolResponse) -> None:
+    async def write(self, view: bytes) -> None:
         await self.ready.acquire()
-        self.taken.put_nowait(view.queued_runs)
+        self.taken.put_nowait(pool_service_pb2.WatchPoolResponse.FromString(view).queued_runs)
 
     async def next(self) -> int:
         """Take a view."""
@@ -290,3 +290,37 @@ async def test_a_reader_that_is_slow_misses_views_and_gets_the_newest() -> None:
     servicer.close(Refusal("DRAINING", "the end"))
     with pytest.raises(EOFError, match="UNAVAILABLE"):
         await watching
+
+
+async def test_watchers_share_a_view_and_a_new_one_gets_its_own() -> None:
+    clock, asked = FakeClock(), 0
+
+    def view() -> pool_service_pb2.WatchPoolResponse:
+        nonlocal asked
+        asked += 1
+        return pool_service_pb2.WatchPoolResponse(queued_runs=asked // 8)
+
+    servicer = PoolServicer(view, clock)
+    request = pool_service_pb2.WatchPoolRequest(protocol_generation=1, min_interval_millis=100)
+    readers = [Reader() for _ in range(MAX_WATCHERS)]
+    watching = [
+        asyncio.create_task(servicer.watch(request.SerializeToString(), reader))  # type: ignore[arg-type]
+        for reader in readers
+    ]
+    first = [await reader.next() for reader in readers]
+    assert asked == MAX_WATCHERS, "each begins with what is, not with what was a moment ago"
+    assert sorted(first) == first
+    for _ in range(16):
+        await clock.sleepers(MAX_WATCHERS)
+        for reader in readers:
+            reader.ready.release()
+        clock.advance(0.1)
+        for _ in range(5):
+            await asyncio.sleep(0)  # what it wakes is no sleeper any more
+    assert asked == MAX_WATCHERS + 16
+    # All have seen the last change, which came two steps ago at least.
+    last = [reader.taken.get_nowait() for reader in readers for _ in range(reader.taken.qsize())]
+    assert last.count(asked // 8) == MAX_WATCHERS
+    servicer.close(Refusal("DRAINING", "the end"))
+    ended = await asyncio.gather(*watching, return_exceptions=True)
+    assert {type(error) for error in ended} == {EOFError}
