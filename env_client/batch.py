@@ -8,6 +8,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from env_client.jsonl import outcome_line
+from env_client.readiness import Readiness
 from env_client.request import new_request_id
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ class Batch:
         tally: counts; its `total` is the number of runs.
         out: gets one JSON line for each outcome, as they come; None: nobody does.
         env: the environment that was asked for, if one was: the kind of a run that has no episode to say.
+        wait_seconds: how long runs wait, before they are sent, for a server that takes none. Those that it
+            does not take within that time are not sent, and their outcome is the UnavailableError.
     """
 
     def __init__(
@@ -62,23 +65,26 @@ class Batch:
         tally: Tally,
         out: TextIO | None,
         env: str | None = None,
+        wait_seconds: float = 30.0,
     ) -> None:
         self._client = client
         self._tasks = tasks
         self._tally = tally
         self._out = out
         self._env = env or "(unknown)"
+        self._wait_seconds = wait_seconds
         self._writing = threading.Lock()
 
     async def run(self, concurrency: int, display: Display) -> None:
         """Run them all, so many at once. Raises only what is no outcome: that a line could not be written."""
         indices = iter(range(self._tally.total))
+        readiness = Readiness(self._client, self._wait_seconds, display.say)
         async with asyncio.TaskGroup() as group:
             showing = group.create_task(self._show(display))
             try:
                 async with asyncio.TaskGroup() as lanes:
                     for _ in range(min(concurrency, self._tally.total)):
-                        lanes.create_task(self._lane(indices))
+                        lanes.create_task(self._lane(indices, readiness))
             finally:
                 showing.cancel()
                 display.show(self._tally)
@@ -88,14 +94,15 @@ class Batch:
             display.show(self._tally)
             await asyncio.sleep(display.interval_seconds)
 
-    async def _lane(self, indices: Iterator[int]) -> None:
+    async def _lane(self, indices: Iterator[int], readiness: Readiness) -> None:
         for index in indices:
-            await self._run_one(index, self._tasks[index % len(self._tasks)])
+            await self._run_one(index, self._tasks[index % len(self._tasks)], readiness)
 
-    async def _run_one(self, index: int, task: Mapping[str, Any]) -> None:
+    async def _run_one(self, index: int, task: Mapping[str, Any], readiness: Readiness) -> None:
         request_id = new_request_id()
         outcome: Episode | Exception
         try:
+            await readiness.wait()
             async with self._client.stream(task, request_id=request_id) as stream:
                 before = 0
                 async for _ in stream:
@@ -104,6 +111,7 @@ class Batch:
                 self._tally.received_bytes += stream.received_bytes - before
                 outcome = await stream.result()
         except Exception as error:
+            readiness.heard(error)
             outcome = error
         # Before it is written: an outcome that was delivered counts, whatever the disk says.
         kind = _kind(task, outcome, self._env)

@@ -15,13 +15,15 @@ from google.protobuf.json_format import MessageToDict
 from env_client.batch import Batch, TasksError, read_tasks
 from env_client.channels import open_sync_channel
 from env_client.client import EnvClient
-from env_client.config import ClientSettings, SettingsError, make_parser
-from env_client.errors import EnvError, InvalidRequestError, UnavailableError
+from env_client.config import KNOWN_VARIABLES, VARIABLE_PREFIX, ClientSettings, SettingsError, make_parser
+from env_client.errors import EnvError, InvalidRequestError
+from env_client.outcomes import CANCEL_OUTCOMES, TOO_LATE
 from env_client.pool import why_not_ready_sync
 from env_client.progress import open_display
 from env_client.sync import SyncEnvClient
 from env_client.tally import Tally
 from env_client.top import PoolWatch, open_top
+from env_client.variables import unknown_variables
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -29,12 +31,28 @@ if TYPE_CHECKING:
 
 _OK, _FAILED, _USAGE, _INTERRUPTED = 0, 1, 2, 130
 _LOG_FORMAT = "%(levelname)s %(name)s: %(message)s"
+_LOG = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code: 0 all went well, 1 something did not, 2 usage, 130 Ctrl-C."""
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format=_LOG_FORMAT)
+    try:
+        return _main(arguments)
+    except BrokenPipeError:
+        return _OK  # whoever read the output has read enough
+    finally:
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # Nor shall the interpreter complain when it flushes at its end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     namespace = make_parser().parse_args(arguments)
+    for warning in unknown_variables(os.environ, VARIABLE_PREFIX, KNOWN_VARIABLES):
+        _LOG.warning("%s", warning)
     try:
         settings = ClientSettings.from_namespace(namespace)
         if namespace.command == "run":
@@ -70,20 +88,19 @@ def _ask(command: str, settings: ClientSettings, request_id: str) -> int:
         if command == "describe":
             print(json.dumps(MessageToDict(client.describe(), preserving_proto_field_name=True), indent=2))
         else:
-            print(client.cancel(request_id))
+            outcome = client.cancel(request_id)
+            print(outcome)
+            print(CANCEL_OUTCOMES.get(outcome, "an outcome of a later version; see its PROTOCOL.md"))
+            return _FAILED if outcome == TOO_LATE else _OK
     return _OK
 
 
 def _top(settings: ClientSettings) -> int:
     assert settings.broker is not None
-    try:
-        with open_top(settings.broker, as_json=settings.as_json, live=not settings.once) as display:
-            PoolWatch(
-                settings.broker, display, interval_seconds=settings.interval_seconds, once=settings.once
-            ).run_until_interrupt()
-    except BrokenPipeError:
-        # Whoever read has read enough. Nor shall the interpreter complain when it flushes at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    with open_top(settings.broker, as_json=settings.as_json, live=not settings.once) as display:
+        PoolWatch(
+            settings.broker, display, interval_seconds=settings.interval_seconds, once=settings.once
+        ).run_until_interrupt()
     return _OK
 
 
@@ -99,7 +116,7 @@ def _run(settings: ClientSettings) -> int:
             print("interrupted: the open runs were cancelled", file=sys.stderr)
             raise
         finally:
-            print(tally.summary(), file=report, flush=True)
+            print(tally.summary(), file=report)
     return _FAILED if tally.exceptions else _OK
 
 
@@ -116,13 +133,9 @@ async def _run_all(
         timeout=settings.timeout,
     )
     async with client:
-        try:
-            await client.wait_until_ready(settings.wait_seconds)
-        except UnavailableError as error:
-            # So many runs were asked for, so many outcomes there are: let each say for itself.
-            print(f"env-client: {error}; trying all the same", file=sys.stderr)
         with open_display(sys.stderr, tally.total) as display:
-            await Batch(client, tasks, tally, out, settings.env).run(settings.concurrency, display)
+            batch = Batch(client, tasks, tally, out, settings.env, settings.wait_seconds)
+            await batch.run(settings.concurrency, display)
 
 
 def _first(error: Exception) -> Exception:

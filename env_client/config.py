@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 from dataclasses import dataclass, field, fields
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import configargparse
+
+from env_client.outcomes import CANCEL_OUTCOMES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -67,7 +71,11 @@ class ClientSettings:
     )
     owner: str = _setting("--owner", "", "name", "who may release the runs' training arrays by name")
     wait_seconds: float = _setting(
-        "--wait-seconds", 30.0, "s", "how long to wait for a server that takes runs before the first one"
+        "--wait-seconds",
+        30.0,
+        "s",
+        "how long runs that were not sent wait for a server that takes none, before the first one or while a "
+        "broker restarts; then they are given up",
     )
 
     once: bool = _setting(
@@ -140,6 +148,9 @@ def settings_table() -> tuple[Setting, ...]:
     )
 
 
+KNOWN_VARIABLES: Final = frozenset(setting.variable for setting in settings_table())
+"""All that begin with VARIABLE_PREFIX and mean something."""
+
 _TYPES: Final = {"count": int, "timeout": float}
 """Of settings whose default is None and which are no text."""
 
@@ -150,12 +161,16 @@ def make_parser() -> configargparse.ArgumentParser:
         prog="env-client", description="Run episodes on an envtrio broker or worker.",
         allow_abbrev=False, add_env_var_help=False,
     )  # fmt: skip
+    parser.add_argument("--version", action="version", version=f"%(prog)s {version('envtrio')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command, purpose in COMMANDS.items():
         chosen = commands.add_parser(
             command, help=purpose, description=purpose, allow_abbrev=False, add_env_var_help=False
         )
         if command == "cancel":
+            chosen.formatter_class = argparse.RawDescriptionHelpFormatter
+            meanings = "".join(f"  {name}: {meaning}\n" for name, meaning in CANCEL_OUTCOMES.items())
+            chosen.epilog = f"outcomes, of which TOO_LATE alone has exit code 1:\n{meanings}"
             chosen.add_argument("request_id", metavar="ID", help="the run: 32 lower-case hexadecimal digits")
         for setting in settings_table():
             if command in setting.commands:

@@ -95,8 +95,10 @@ def headline(view: WatchPoolResponse) -> str:
     by_state = ", ".join(f"{count} {name}" for name, count in states.items()) or "none"
     slots = sum(worker.max_concurrent_runs for worker in view.workers if worker.state in _SERVING)
     running = sum(worker.running for worker in view.workers)
+    least, most = view.min_local_workers, view.max_local_workers
+    elastic = f" ({least} to {most} local ones)" if least < most else ""
     return (
-        f"workers: {by_state}; {running} of {slots} slots taken; {view.queued_runs} of "
+        f"workers: {by_state}{elastic}; {running} of {slots} slots taken; {view.queued_runs} of "
         f"{view.max_queued_runs} runs queued"
     )
 
@@ -107,9 +109,10 @@ def totals(view: WatchPoolResponse) -> str:
     ended = {outcome: counted[outcome] for outcome in ("replied", "cancelled", "failed", "refused")}
     carried = counted["runs"] - sum(ended.values())
     said = ", ".join(f"{count} {outcome}" for outcome, count in ended.items())
+    lost = counted["workers_lost"]
     return (
         f"since its start: {counted['runs']} runs: {said}, {carried} carried now; "
-        f"{counted['workers_lost']} workers lost"
+        f"{lost} worker{'' if lost == 1 else 's'} lost"
     )
 
 

@@ -23,6 +23,9 @@ class Display(Protocol):
     def show(self, tally: Tally) -> None:
         """Show the tally as it is now."""
 
+    def say(self, text: str) -> None:
+        """Show a line of text, once."""
+
 
 class PlainDisplay:
     """One line every few seconds."""
@@ -35,7 +38,11 @@ class PlainDisplay:
 
     def show(self, tally: Tally) -> None:
         """Print one line."""
-        print(progress_text(tally, self._clock() - self._started), file=self._stream, flush=True)
+        self.say(progress_text(tally, self._clock() - self._started))
+
+    def say(self, text: str) -> None:
+        """Print it."""
+        print(text, file=self._stream, flush=True)
 
 
 class RichDisplay:
@@ -64,6 +71,10 @@ class RichDisplay:
         text = progress_text(tally, time.monotonic() - self._started)
         self._bar.update(self._task, completed=tally.done, description=text, refresh=True)
 
+    def say(self, text: str) -> None:
+        """Print it above the bar."""
+        self._bar.console.print(text, markup=False, highlight=False)
+
 
 @contextmanager
 def open_display(stream: TextIO, total: int) -> Iterator[Display]:
@@ -84,6 +95,6 @@ def progress_text(tally: Tally, seconds: float) -> str:
     """The tally in one line."""
     rate = tally.done / seconds if seconds > 0 else 0.0
     return (
-        f"{tally.done}/{tally.total} episodes, {tally.turns} turns, {rate:.1f} episodes/s, "
+        f"{tally.done}/{tally.total} episodes, {rate:.1f} episodes/s, "
         f"{tally.failed} failed, {tally.exceptions} exceptions, {format_bytes(tally.received_bytes)} received"
     )

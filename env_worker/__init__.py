@@ -18,7 +18,7 @@ _HOMES = {
     "Environment": "env_worker.envs.base",
     "EpisodeHook": "env_worker.hook",
     "set_episode_hook": "env_worker.hook",
-    "serve": "env_worker.server",
+    "serve": "env_worker.serving",
 }
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from env_worker.domain.ledger import LATE_CANCEL_SECONDS
     from env_worker.envs.base import Environment
     from env_worker.hook import EpisodeHook, set_episode_hook
-    from env_worker.server import serve
+    from env_worker.serving import serve
 
 __all__ = [
     "LATE_CANCEL_SECONDS",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import logging
 import os
 import sys
@@ -11,7 +12,9 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from env_worker.exit_codes import EXIT_OK, EXIT_UNFINISHED, EXIT_USAGE, MEANINGS
 from env_worker.leftovers import Leftovers
+from env_worker.log_stream import LogStream
 from env_worker.stop_signals import StopSignals
+from env_worker.variables import unknown_variables
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,6 +25,10 @@ _USAGE: Final = """usage: env-worker serve [options]
 
 commands:
   serve    run episodes for clients or a broker; see: env-worker serve --help
+
+options:
+  -h, --help  show this
+  --version   show the version
 """
 
 
@@ -30,6 +37,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:1] in (["-h"], ["--help"]):
         print(_USAGE, end="")
+        sys.exit(EXIT_OK)
+    if given[:1] == ["--version"]:
+        from importlib.metadata import version
+
+        print("env-worker", version("envtrio"))
         sys.exit(EXIT_OK)
     if given[:1] != ["serve"]:
         _fail(f"expected the command serve, got {given[0] if given else 'nothing'!r}; see: env-worker --help")
@@ -40,22 +52,34 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     # that an environment forks has no use for the worker's gRPC.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     # Only now what takes its time: a signal during these imports ends the process without a traceback too.
-    from env_worker.config import SettingsError, WorkerSettings
+    from env_worker.config import (
+        KNOWN_VARIABLES,
+        LOCAL_SLOT_VARIABLE,
+        VARIABLE_PREFIX,
+        SettingsError,
+        WorkerSettings,
+    )
+
+    stream = LogStream.of_stderr()
+    atexit.register(stream.close)  # and so behind what the next line registers, which may log
+    leftovers.mark(inherited=LOCAL_SLOT_VARIABLE in os.environ)  # as a broker starts its workers
     from env_worker.envs.registry import EnvironmentLoadError
     from env_worker.hook import HookLoadError
-    from env_worker.server import ServerStartError, serve
+    from env_worker.server import ServerStartError
+    from env_worker.serving import serve
 
     namespace = _parser().parse_args(given[1:], env_vars=os.environ)
     sys.path.insert(0, os.getcwd())  # for module:attribute, as with python -m
-    leftovers.mark(inherited=namespace.exit_with_stdin)  # as a broker starts its workers
     try:
         settings = WorkerSettings.from_namespace(namespace)
-        _set_up_logging(settings.log_level)
+        _set_up_logging(settings.log_level, stream)
+        for warning in unknown_variables(os.environ, VARIABLE_PREFIX, KNOWN_VARIABLES):
+            logging.getLogger(__name__).warning("%s", warning)
         code = serve(settings, signals=signals)
     except (SettingsError, HookLoadError, EnvironmentLoadError, ServerStartError) as error:
         leftovers.end()
         _fail(str(error))
-    _exit(code, settings.kill_seconds, leftovers)
+    _exit(code, settings.kill_seconds, leftovers, stream)
 
 
 def _parser() -> configargparse.ArgumentParser:
@@ -70,26 +94,30 @@ def _parser() -> configargparse.ArgumentParser:
     return parser
 
 
-def _exit(code: int, seconds: float, leftovers: Leftovers) -> NoReturn:
-    """End the process, also where a thread of a hook or an environment does not end."""
-    leftovers.end()
-    logging.shutdown()
+def _exit(code: int, seconds: float, leftovers: Leftovers, stream: LogStream) -> NoReturn:
+    """End the process, also where a thread of a hook or an environment does not end, or nobody reads.
+
+    What environments left behind ends last, with the interpreter: an executor of a hook's may have processes
+    that still write what was kept.
+    """
+    watchdog = threading.Timer(max(seconds, 1.0), _exit_now, (code, leftovers, stream))
+    watchdog.daemon = True
+    watchdog.start()
     for name in ("stdout", "stderr"):
         try:
             getattr(sys, name).flush()
         except Exception:  # an environment closed it; the interpreter would make exit code 120 of that
             setattr(sys, name, None)
     if code == EXIT_UNFINISHED:
-        os._exit(code)  # waiting for those threads is over
-    watchdog = threading.Timer(max(seconds, 1.0), _exit_now, (code, leftovers))
-    watchdog.daemon = True
-    watchdog.start()
+        _exit_now(code, leftovers, stream)  # waiting for those threads is over
     sys.exit(code)
 
 
-def _exit_now(code: int, leftovers: Leftovers) -> NoReturn:
+def _exit_now(code: int, leftovers: Leftovers, stream: LogStream | None = None) -> NoReturn:
     try:
-        leftovers.end()  # what those threads have started meanwhile
+        leftovers.end()
+        if stream is not None:
+            stream.close()
     finally:
         os._exit(code)
 
@@ -102,11 +130,11 @@ def _end_at_start(leftovers: Leftovers) -> NoReturn:
         _exit_now(EXIT_OK, leftovers)
 
 
-def _set_up_logging(level: str) -> None:
+def _set_up_logging(level: str, stream: LogStream) -> None:
     logging.basicConfig(
         # Not fd 2: an environment that closes it would have the log written to whatever is opened next, which
         # may be another run's connection.
-        stream=os.fdopen(os.dup(2), "w", buffering=1, encoding="utf-8", errors="backslashreplace"),
+        stream=stream,
         level=level.upper(),
         format="time=%(asctime)s level=%(levelname)s module=%(name)s %(message)s",
         datefmt="%Y-%m-%dT%H:%M:%S",

@@ -221,6 +221,10 @@ def settings_table() -> tuple[Setting, ...]:
     )
 
 
+KNOWN_VARIABLES: Final = frozenset({LOCAL_SLOT_VARIABLE, *(setting.variable for setting in settings_table())})
+"""All that begin with VARIABLE_PREFIX and mean something."""
+
+
 def make_parser(prog: str = "env-worker serve") -> configargparse.ArgumentParser:
     """The parser that the table makes."""
     parser = configargparse.ArgumentParser(
@@ -237,7 +241,9 @@ def make_parser(prog: str = "env-worker serve") -> configargparse.ArgumentParser
         if setting.unit == "switch":
             described["action"] = "store_true"
         else:
-            described |= {"metavar": setting.unit.upper() if setting.unit.islower() else setting.unit}
+            # Choices stay as they are typed.
+            upper = setting.unit.islower() and "|" not in setting.unit
+            described |= {"metavar": setting.unit.upper() if upper else setting.unit}
             described["default"] = setting.default
             if setting.name == "environments":
                 described |= {"action": "append", "default": None}

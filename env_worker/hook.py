@@ -32,7 +32,8 @@ class EpisodeHook(Protocol):
     Both, attributes or properties, are read in a thread of their own with every heartbeat, a property for at
     most 0.25 s. A pool that shrinks leaves a worker alone that holds some; one that stops stays for them, at
     most `linger_seconds`, and says by its exit code that some were left. If they cannot be read, that is
-    logged once, and what was read last counts.
+    logged once, and what was read last counts; where nothing was read since something was kept, some are
+    taken to be held. A hook that `set_episode_hook` replaced is asked until it holds none.
     """
 
     def keep(self, episode: Episode, sampling: SamplingParams) -> None:
@@ -148,12 +149,21 @@ class HookThreads:
         # The pool's own queue would hide when a keep begins, and a run that waits can still be cancelled.
         self.free_keep_threads: Final = asyncio.Semaphore(keep_threads)
         """Hold one around `keep`: then it begins at once."""
+        self._keepers: Final[dict[int, EpisodeHook]] = {}
 
     async def keep(
         self, hook: EpisodeHook, episode: Episode, sampling: SamplingParams
     ) -> BaseException | None:
         """Call `hook.keep` in its thread; what it raised, of whatever kind, is returned."""
-        return await self._call(self._keeps, lambda: hook.keep(episode, sampling))
+        error = await self._call(self._keeps, lambda: hook.keep(episode, sampling))
+        self._keepers[id(hook)] = hook
+        return error
+
+    def take_keepers(self) -> list[EpisodeHook]:
+        """The hooks that have kept something since they were last taken."""
+        keepers = list(self._keepers.values())
+        self._keepers.clear()
+        return keepers
 
     async def discard(self, hook: EpisodeHook, episode: Episode) -> BaseException | None:
         """Call `hook.discard` in its thread; what it raised, of whatever kind, is returned."""

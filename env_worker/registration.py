@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import random
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -14,8 +13,8 @@ from envtrio.v1 import registry_service_pb2 as pb
 from envtrio.v1 import registry_service_pb2_grpc
 
 from env_worker.channel_options import CHANNEL_OPTIONS
-from env_worker.config import LOCAL_SLOT_VARIABLE
 from env_worker.loop_lag import LoopLag
+from env_worker.reachability import Reachability
 from env_worker.request import PROTOCOL_GENERATION
 from env_worker.servicer import VERSION
 
@@ -38,7 +37,10 @@ ANSWER_SECONDS: Final = 10.0
 """For the broker's first frame."""
 REPEAT_SECONDS: Final = 60.0
 """So often the log repeats why the worker is not registered, while that stays the same."""
+HEARTBEATS_HELD: Final = 3
+"""A lease of so many was a real one: after it the worker comes back at once, and says in the log why."""
 GOODBYE_SECONDS: Final = 1.0
+MAX_DETAIL_BYTES: Final = 256
 
 _HOPELESS: Final = frozenset(
     {
@@ -65,8 +67,10 @@ class Registration:
         broker: the broker's HOST:PORT.
         address: where the broker reaches this worker.
         environments: what is served.
+        local_slot: what the broker that started this worker wants to hear; else empty.
         drain: called with the broker's reason when it wants the worker to stop.
         held: reads what the hook holds, for heartbeats.
+        detail: says why the worker drains or what blocks it, for heartbeats.
         clock: that of the runner.
     """
 
@@ -78,8 +82,10 @@ class Registration:
         instance: str,
         address: str,
         environments: Sequence[EnvironmentDescription],
+        local_slot: str,
         drain: Callable[[str], None],
         held: Callable[[], Coroutine[None, None, Held]],
+        detail: Callable[[], str],
         clock: Callable[[], float],
     ) -> None:
         self._broker: Final = broker
@@ -87,14 +93,17 @@ class Registration:
         self._instance: Final = instance
         self._address: Final = address
         self._environments: Final = environments
+        self._local_slot: Final = local_slot
         self._drain: Final = drain
         self._held: Final = held
+        self._detail: Final = detail
         self._clock: Final = clock
         self._hurry: Final = asyncio.Event()
         self._closing: Final = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._backoff = FIRST_BACKOFF_SECONDS
         self._registered = False
+        self._reachability = Reachability(broker, address)
         self._told = ("", float("-inf"))
         """The reason that was logged last, and when."""
 
@@ -189,11 +198,11 @@ class Registration:
             ack = pb.GivenUpAck(request_ids=registered.given_up)
             await call.write(pb.RegisterRequest(given_up_ack=ack))
         logger.info(
-            "broker=%s worker=%s lease=%s registered", self._broker, self._instance[:8], registered.lease[:8]
-        )
-        self._backoff = FIRST_BACKOFF_SECONDS
+            "broker=%s worker=%s lease=%s registered advertise=%s",
+            self._broker, self._instance[:8], registered.lease[:8], self._address,
+        )  # fmt: skip
+        self._reachability = Reachability(self._broker, self._address)
         self._registered = True
-        self._told = ("", self._told[1])
         self._runner.registered()
         sent: dict[int, float] = {}
         beats = asyncio.create_task(self._beat(call, registered.heartbeat_seconds or 1.0, sent))
@@ -213,8 +222,11 @@ class Registration:
     def _hear(self, frame: pb.RegisterResponse, sent: dict[int, float]) -> None:
         match frame.WhichOneof("frame"):
             case "heartbeat_ack":
+                self._reachability.heard(frame.heartbeat_ack.unreachable_because)
                 if (sent_at := sent.pop(frame.heartbeat_ack.seq, None)) is not None:
                     self._runner.heartbeat_acknowledged(sent_at)
+                if frame.heartbeat_ack.seq == HEARTBEATS_HELD:
+                    self._backoff, self._told = FIRST_BACKOFF_SECONDS, ("", self._told[1])
             case "drain":
                 self._drain(frame.drain.cause)
             case unknown:
@@ -247,9 +259,11 @@ class Registration:
             open_windows=table.open_windows,
             draining=self._runner.draining,
             loop_lag_millis=lag.take_millis(),
+            detail=self._detail().encode("utf-8", "replace")[:MAX_DETAIL_BYTES].decode("utf-8", "ignore"),
         )
         # After the rest: what was kept for a run that the rest counts no more is among it.
-        beat.held_arrays, beat.held_array_bytes = await self._held()
+        held = await self._held()
+        beat.held_arrays, beat.held_array_bytes = held.episodes, held.bytes
         return beat
 
     def _hello(self) -> pb.WorkerHello:
@@ -272,7 +286,7 @@ class Registration:
             max_concurrent_runs=self._runner.slots.capacity,
             late_cancel_seconds=table.late_cancel_seconds,
             held_runs=held,
-            local_slot=os.environ.get(LOCAL_SLOT_VARIABLE, ""),
+            local_slot=self._local_slot,
         )
 
     async def _raise_status(self, call: _Call) -> None:

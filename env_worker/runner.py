@@ -67,6 +67,7 @@ class Runner:
         self._clock: Final = clock
         self._loop: Final = asyncio.get_running_loop()
         self._threads: Final = HookThreads(settings.hook_threads, settings.hook_threads)
+        self.take_keepers: Final = self._threads.take_keepers
         self.environments: Final = EnvironmentLoop()
         self._runs: Final[dict[str, Run]] = {}
         self._tasks: Final[set[asyncio.Task[None]]] = set()
@@ -263,9 +264,8 @@ class Runner:
 
     async def wait_replied(self) -> None:
         """Wait until no run is waiting or live."""
-        await self.wait_until(
-            lambda: all(run.entry.replied or run.entry.settled for run in self._runs.values())
-        )
+        runs = self._runs
+        await self.wait_until(lambda: all(run.entry.replied or run.entry.settled for run in runs.values()))
 
     async def wait_windows(self) -> None:
         """Wait until no reply can be taken back any more."""

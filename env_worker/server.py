@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
-import threading
 import time
 import uuid
 from typing import TYPE_CHECKING, Final
@@ -21,7 +18,7 @@ from env_worker.channel_options import SERVER_OPTIONS
 from env_worker.config import SettingsError, WorkerSettings
 from env_worker.exit_codes import EXIT_OK, EXIT_REFUSED, EXIT_STUCK
 from env_worker.held_arrays import HeldArrays
-from env_worker.hook import current_hook, load_hook, set_episode_hook
+from env_worker.hook import current_hook
 from env_worker.isolate.registry import load_environments
 from env_worker.listening import bind
 from env_worker.model.simulated import SimulatedModel
@@ -29,7 +26,6 @@ from env_worker.registration import Registration
 from env_worker.runner import Runner
 from env_worker.servicer import SERVICE_NAME, EnvServicer, describe_environments, method_handlers
 from env_worker.sessions import Sessions
-from env_worker.stop_signals import StopSignals
 from env_worker.stopping import Stopping
 from env_worker.stuck import StuckWatch
 from env_worker.tasks import log_failure
@@ -58,6 +54,7 @@ class WorkerServer:
         settings: see WorkerSettings.
         environments: what is served; None: what the settings name.
         hook: whom to hand episodes; None: the hook of `set_episode_hook`.
+        local_slot: what the broker that started it wants to hear when it registers; else empty.
         clock: monotonic seconds, for windows.
     """
 
@@ -67,6 +64,7 @@ class WorkerServer:
         *,
         environments: EnvironmentRegistry | None = None,
         hook: EpisodeHook | None = None,
+        local_slot: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings: Final = settings
@@ -75,12 +73,13 @@ class WorkerServer:
             environments = load_environments(settings.environments, settings.isolate)
         self.environments: Final = environments
         self.stop_wanted: Final = asyncio.Event()
-        """Set when the worker should be stopped: its broker says so or will not have it, or it is stuck."""
+        """Set when the worker should be stopped; see `want_stop`."""
         self.exit_code = EXIT_OK
         """See `exit_codes`; what `stop` could not wait for is in it then."""
         self.address = ""
         """HOST:PORT that is served, once started."""
         self._hook: Final = hook
+        self._local_slot: Final = local_slot
         self._clock: Final = clock
         self._stopping: Stopping | None = None
         self._stuck: StuckWatch | None = None
@@ -88,6 +87,7 @@ class WorkerServer:
         self._sessions: Sessions | None = None
         self._server: grpc.aio.Server | None = None
         self._registration: Registration | None = None
+        self._stop_cause = ""
         self._tasks: Final[list[asyncio.Task[None]]] = []
 
     @property
@@ -141,8 +141,9 @@ class WorkerServer:
         await self._set_health(health)
         await server.start()
         self._server = server
-        held = HeldArrays(current_hook if self._hook is None else lambda: self._hook)
-        self._stopping = Stopping(settings, runner, held, worker=self.instance)
+        hook = current_hook if self._hook is None else lambda: self._hook
+        held = HeldArrays(hook, runner.take_keepers)
+        self._stopping = Stopping(settings, runner, held, worker=self.instance, clock=self._clock)
         self._stuck = StuckWatch(
             runner.environments, stuck_seconds=settings.stuck_seconds, give_up=self._give_up
         )
@@ -156,17 +157,29 @@ class WorkerServer:
                 instance=self.instance,
                 address=settings.advertised(self.address),
                 environments=describe_environments(self.environments, model),
+                local_slot=self._local_slot,
                 drain=self._drain_ordered,
                 held=held.read,
+                detail=self._detail,
                 clock=self._clock,
             )
             self._registration.start(self._refused)
+        elif settings.advertise is not None:
+            logger.warning(
+                "--advertise is %s, but no --broker says to whom; give both, or neither", settings.advertise
+            )
         logger.info(
             "worker=%s address=%s serving %s",
             self.instance[:8],
             self.address,
             ",".join(self.environments.names),
         )
+
+    def want_stop(self, cause: str) -> None:
+        """Have the worker stopped: a signal came, its broker says so or will not have it, or it is stuck.
+        `cause` goes to the log and the pool's view; the first one counts."""
+        self._stop_cause = self._stop_cause or cause
+        self.stop_wanted.set()
 
     def hurry(self) -> None:
         """Skip what is left of the drain and of the stay for windows and arrays."""
@@ -184,7 +197,7 @@ class WorkerServer:
         assert self._server is not None
         assert self._stopping is not None
         assert self._stuck is not None
-        losses = await self._stopping.run(self._draining)
+        losses = await self._stopping.run(self._draining, cause=self._stop_cause)
         self.exit_code = losses.exit_code(self.exit_code)
         if self._registration is not None:
             await self._registration.close()
@@ -198,11 +211,18 @@ class WorkerServer:
         await self.environments.close(0 if losses.unfinished else self.settings.kill_seconds)
         await self.runner.close()
         self._stopping.close()
+        logger.info("worker=%s stopped, %s", self.instance[:8], losses)
         return losses.unfinished
 
     def _draining(self) -> None:
         if self._registration is not None:
             self._registration.nudge()
+
+    def _detail(self) -> str:
+        """For the pool's view: why the worker drains, and what blocks its environments."""
+        drains = f"drains: {self._stop_cause or 'told to'}" if self.runner.draining else ""
+        blocked = "" if self._stuck is None else self._stuck.blocked
+        return "; ".join(part for part in (drains, blocked) if part)
 
     def _give_up(self, reason: str) -> None:
         if self.stop_wanted.is_set():
@@ -212,16 +232,15 @@ class WorkerServer:
             self.instance[:8], reason, EXIT_STUCK,
         )  # fmt: skip
         self.exit_code = EXIT_STUCK
-        self.stop_wanted.set()
+        self.want_stop("stuck")
 
     def _drain_ordered(self, cause: str) -> None:
-        logger.info("worker=%s the broker wants it to stop: %s", self.instance[:8], cause or "no cause given")
-        self.stop_wanted.set()
+        self.want_stop(f"order of the broker: {cause or 'no cause given'}")
 
     def _refused(self, reason: str) -> None:
         logger.error("worker=%s %s", self.instance[:8], reason)
         self.exit_code = EXIT_REFUSED
-        self.stop_wanted.set()
+        self.want_stop("the broker refuses it")
 
     async def _keep_health(self, health: health_aio.HealthServicer) -> None:
         while True:
@@ -238,62 +257,3 @@ class WorkerServer:
         for service in ("", SERVICE_NAME):
             await health.set(service, status)
         return accepting
-
-
-def serve(settings: WorkerSettings | None = None, *, signals: StopSignals | None = None) -> int:
-    """Serve until SIGTERM, SIGINT or the broker's order; then the exit code, which says what was lost.
-
-    0 nothing; 1 the broker refused the worker; 3 hooks were still at work after `kill_seconds`; 4 the hook
-    still held arrays after `linger_seconds`; 5 runs that had begun were ended after `drain_seconds`; 6 an
-    environment blocked the loop of all environments for `stuck_seconds`. The first of 3, 4 and 5 that
-    applies; only 3 takes the place of 1 or 6. Replies that could still be taken back count as delivered.
-
-    Without settings they come from the variables ENV_WORKER_*; `signals` are handlers that were installed
-    already, and stay. Raises SettingsError, HookLoadError, EnvironmentLoadError or ServerStartError if the
-    worker cannot start.
-    """
-    settings = WorkerSettings.from_arguments(()) if settings is None else settings
-    if not settings.environments:
-        raise SettingsError(
-            "--env is missing: a worker serves at least one environment, e.g. --env synthetic"
-        )
-    if settings.hook is not None:
-        set_episode_hook(load_hook(settings.hook))
-    return asyncio.run(_serve(settings, load_environments(settings.environments, settings.isolate), signals))
-
-
-async def _serve(settings: WorkerSettings, loaded: EnvironmentRegistry, given: StopSignals | None) -> int:
-    server = WorkerServer(settings, environments=loaded)
-    await server.start()
-    print(f"listening on {server.address}", flush=True)
-    loop = asyncio.get_running_loop()
-
-    def on_signal() -> None:
-        if server.stop_wanted.is_set():
-            server.hurry()
-        server.stop_wanted.set()
-
-    def on_orphaned() -> None:
-        server.stop_wanted.set()
-        server.hurry()
-
-    signals = StopSignals() if given is None else given
-    signals.serving(loop, on_signal)
-    if settings.exit_with_stdin:
-        threading.Thread(target=_wait_for_end_of_stdin, args=(loop, on_orphaned), daemon=True).start()
-    await server.stop_wanted.wait()
-    await server.stop()
-    if given is None:
-        signals.restore()
-    else:
-        signals.over()
-    return server.exit_code
-
-
-def _wait_for_end_of_stdin(loop: asyncio.AbstractEventLoop, then: Callable[[], None]) -> None:
-    with contextlib.suppress(OSError):
-        # Not sys.stdin: a thread that holds its lock would break the interpreter's end.
-        while os.read(0, 4096):
-            pass
-    with contextlib.suppress(RuntimeError):  # the loop is closed: the worker has ended already
-        loop.call_soon_threadsafe(then)

@@ -28,7 +28,7 @@ class StopSignals:
 
     def __init__(self, at_start: Callable[[], None] | None = None) -> None:
         self._previous: dict[signal.Signals, Any] = {}
-        self._then: Callable[[], None] | None = at_start
+        self._then: Callable[[str], None] | None = None if at_start is None else lambda _: at_start()
         self._forking: Final = threading.local()
 
     def install(self) -> None:
@@ -42,13 +42,16 @@ class StopSignals:
         for number in NUMBERS:
             previous = signal.signal(number, self._handle)
             self._previous.setdefault(number, previous)
+        if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+            # Ignored, it has the system reap our children: nobody learns how they ended.
+            self._previous.setdefault(signal.SIGCHLD, signal.signal(signal.SIGCHLD, signal.SIG_DFL))
 
-    def serving(self, loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> None:
-        """From now on a signal calls `stop` on the loop."""
+    def serving(self, loop: asyncio.AbstractEventLoop, stop: Callable[[str], None]) -> None:
+        """From now on a signal calls `stop` on the loop, with the signal's name."""
 
-        def then() -> None:
+        def then(name: str) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(stop)
+                loop.call_soon_threadsafe(stop, name)
 
         self._then = then
         self.install()
@@ -66,7 +69,7 @@ class StopSignals:
 
     def _handle(self, number: int, frame: object) -> None:
         if self._then is not None:
-            self._then()
+            self._then(signal.Signals(number).name)
 
     # To a forked child a signal means what it means to any process, from its first moment: one that came
     # before it has another handler would be dropped by the interpreter, and whoever sent it would wait.

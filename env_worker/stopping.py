@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -38,19 +40,38 @@ class Losses:
         """The exit code of a worker that stopped for `cause`."""
         return exit_code(cause, unfinished=len(self.unfinished), held=self.held.episodes, ended=self.ended)
 
+    def __str__(self) -> str:
+        lost = [
+            f"{self.ended} runs that had begun" if self.ended else "",
+            f"the hooks' work on {len(self.unfinished)} runs" if self.unfinished else "",
+            str(self.held) if self.held.episodes else "",
+        ]
+        said = ", ".join(part for part in lost if part)
+        return f"lost: {said}" if said else "nothing was lost"
+
 
 class Stopping:
     """Drains, stays for what was not fetched or can be taken back, and waits for hooks. For one event loop.
 
     Args:
         worker: its instance, for the log.
+        clock: that of the runner.
     """
 
-    def __init__(self, settings: WorkerSettings, runner: Runner, held: HeldArrays, *, worker: str) -> None:
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        runner: Runner,
+        held: HeldArrays,
+        *,
+        worker: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._settings: Final = settings
         self._runner: Final = runner
         self._held: Final = held
         self._worker: Final = worker[:8]
+        self._clock: Final = clock
         self._hurry: Final = asyncio.Event()
 
     def hurry(self) -> None:
@@ -61,12 +82,13 @@ class Stopping:
         """Ask the hook no more what it holds."""
         self._held.close()
 
-    async def run(self, draining: Callable[[], None]) -> Losses:
+    async def run(self, draining: Callable[[], None], *, cause: str = "") -> Losses:
         """Go through all steps; `draining` is called when no new run is taken any more. What was lost, which
-        is in the log then."""
+        is in the log then, as is the `cause`."""
         runner, settings = self._runner, self._settings
         runner.drain()
         draining()
+        self._announce(cause)
         await self._within(settings.drain_seconds, runner.wait_replied())
         if ended := runner.stop_runs():
             logger.warning(
@@ -81,6 +103,18 @@ class Stopping:
         self._tell(losses)
         return losses
 
+    def _announce(self, cause: str) -> None:
+        why = f" ({cause})" if cause else ""
+        live = sum(not (entry.replied or entry.settled) for entry in self._runner.table.entries())
+        if not live:
+            what = "no run is under way"
+        elif self._settings.drain_seconds and not self._hurry.is_set():
+            seconds = self._settings.drain_seconds
+            what = f"{live} runs have {seconds:g} s to finish; a second signal ends them at once"
+        else:
+            what = f"{live} runs are ended at once"
+        logger.info("worker=%s stops%s: %s", self._worker, why, what)
+
     async def _stay(self) -> None:
         """Until no reply can be taken back and no array is held."""
         windows, held = self._runner.table.open_windows, await self._held.read()
@@ -88,11 +122,19 @@ class Stopping:
             return
         if self._settings.linger_seconds and not self._hurry.is_set():
             logger.warning(
-                "worker=%s stays up to %g s for %d replies that can still be taken back and %s; a second "
-                "signal ends it at once",
-                self._worker, self._settings.linger_seconds, windows, held,
+                "worker=%s stays %s for %d replies that can still be taken back and %s; a second signal ends "
+                "it at once",
+                self._worker, self._how_long(held), windows, held,
             )  # fmt: skip
         await self._within(self._settings.linger_seconds, self._emptied())
+
+    def _how_long(self, held: Held) -> str:
+        most, last = self._settings.linger_seconds, self._runner.table.last_expiry
+        # Windows have an end of their own, and those of a pool close at the first heartbeat after it.
+        windows = 0.0 if last is None else max(1.0, math.ceil(last - self._clock()))
+        if held.episodes or windows >= most:
+            return f"up to {most:g} s"
+        return f"about {windows:g} s, at most {most:g} s,"
 
     async def _emptied(self) -> None:
         await self._runner.wait_windows()
@@ -108,9 +150,10 @@ class Stopping:
             )  # fmt: skip
         if losses.held.episodes:
             logger.error(
-                "worker=%s reason=ARRAYS_LOST it ends with %s, which nobody fetched and released in "
-                "--linger-seconds %g",
-                self._worker, losses.held, self._settings.linger_seconds,
+                "worker=%s reason=ARRAYS_LOST it ends with %s, which nobody took out of the hook %s",
+                self._worker, losses.held,
+                "before a second signal came" if self._hurry.is_set()
+                else f"in --linger-seconds {self._settings.linger_seconds:g}",
             )  # fmt: skip
         if windows := self._runner.table.open_windows:
             logger.warning(

@@ -18,6 +18,7 @@ PING_SECONDS: Final = 0.5
 """How often the environments' loop is asked whether it still turns."""
 WARN_SECONDS: Final = 5.0
 """A loop that was blocked for so long is named in the log; again after twice the time, and so on."""
+_NOTICED_SECONDS: Final = 1.0
 
 
 class StuckWatch:
@@ -69,12 +70,24 @@ class StuckWatch:
             self._next_warning *= 2
             logger.warning(
                 "reason=STUCK %s; use what can be awaited, asyncio.to_thread, or --isolate process; the "
-                "worker gives up after --stuck-seconds %g",
-                self._described(), self._stuck_seconds,
+                "worker %s --stuck-seconds %g",
+                self._described(), "has given up after" if self._given_up else "gives up after",
+                self._stuck_seconds,
             )  # fmt: skip
         if self._blocked_seconds >= self._stuck_seconds and not self._given_up:
             self._given_up = True
             self._give_up(self._described())
+
+    @property
+    def blocked(self) -> str:
+        """What blocks the loop now, for how long and where; empty while it turns."""
+        if self._blocked_seconds < _NOTICED_SECONDS:
+            return ""
+        at = self._environments.whereabouts()
+        return (
+            f"run {at.run[:8] or 'unknown'} has blocked the environments' loop for "
+            f"{self._blocked_seconds:.0f} s at {at.stack or 'an unknown place'}"
+        )
 
     def close(self) -> None:
         """Stop watching."""

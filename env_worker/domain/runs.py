@@ -97,6 +97,11 @@ class RunTable:
         return next((entry.window_ends for entry in self._windows.values()), None)
 
     @property
+    def last_expiry(self) -> float | None:
+        """Monotonic seconds at which the last open window is over; None while none is open."""
+        return next((entry.window_ends for entry in reversed(self._windows.values())), None)
+
+    @property
     def last_forgetting(self) -> float | None:
         """Monotonic seconds at which `expire` forgets the last run that is over; None while there is none."""
         return self._tombstones.last_end

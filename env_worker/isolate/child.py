@@ -17,6 +17,7 @@ from env_worker.isolate import lifeline
 from env_worker.isolate.frames import SOCKET_BYTES, read_frame, send_frame
 from env_worker.isolate.messages import Began, Cancel, Job
 from env_worker.isolate.reporter import Reporter
+from env_worker.stop_signals import StopSignals
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,6 +31,8 @@ def main(arguments: Sequence[str]) -> None:
     spec, level, connection_fd, lifeline_fd = arguments
     lifeline.hold_on(int(lifeline_fd))
     lifeline.be_killed_first()
+    # Whoever ends all processes of a service at once means the worker, which gives its runs their time.
+    StopSignals().install()
     faulthandler.enable(all_threads=False)
     threading.excepthook = _end_with_the_loop
     for stream in (sys.stdout, sys.stderr):

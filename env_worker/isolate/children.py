@@ -12,6 +12,8 @@ from env_worker.isolate.process import EXIT_SECONDS, ChildProcess
 logger = logging.getLogger(__name__)
 
 _CLOSE_SECONDS: Final = 5.0
+_MAX_ENDING: Final = 32
+"""So many processes may take their time to end after their runs."""
 
 
 class Children:
@@ -31,7 +33,7 @@ class Children:
 
     def take(self, spec: str, *, fresh: bool = False) -> ChildProcess:
         """A process for one run of `spec`, to be given back: the spare, if there is one, unless it has to be
-        `fresh`. OSError if none can be started."""
+        `fresh`. OSError or RuntimeError if none can be started."""
         if self._closed:
             raise RuntimeError("the worker ends, so no process is started for another run")
         self._loop = asyncio.get_running_loop()
@@ -45,15 +47,22 @@ class Children:
         if spec not in self._spares:
             try:
                 self._spares[spec] = ChildProcess(spec)
-            except OSError as error:
+            except (OSError, RuntimeError) as error:
                 logger.warning("no process can be kept ready for environment %s: %s", spec, error)
         return child
 
-    async def give_back(self, child: ChildProcess) -> None:
-        """Its run has ended: wait for its end, or end it."""
-        await child.close(EXIT_SECONDS)
+    async def give_back(self, child: ChildProcess, seconds: float = EXIT_SECONDS) -> None:
+        """Its run has ended: wait so long for its end, then end it."""
+        await child.close(seconds)
         self._playing.discard(child)
         self._changed.set()
+
+    def leave(self, child: ChildProcess) -> None:
+        """The same where it has said its last word: nobody has to wait for it. Beyond _MAX_ENDING of those it
+        is ended at once."""
+        self._playing.discard(child)
+        self._changed.set()
+        self._end(child, EXIT_SECONDS if len(self._endings) < _MAX_ENDING else 0)
 
     async def close(self, seconds: float) -> None:
         """End the spares, wait so long for the runs' processes, end those too. From any loop, while that of

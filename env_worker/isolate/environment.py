@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from typing import TYPE_CHECKING, Final
 
 from env_worker.domain.errors import RemoteError, RemoteInvalidTaskError
 from env_worker.isolate.frames import encode
 from env_worker.isolate.messages import Cancel, Ended, Job
 from env_worker.isolate.mirror import Mirror
+from env_worker.isolate.process import EXIT_SECONDS
 
 if TYPE_CHECKING:
     from env_worker.envs.base import Context, Environment
@@ -32,7 +34,8 @@ class EnvironmentDiedError(RuntimeError):
 
 class IsolatedEnvironment:
     """Stands for the environment `spec`: what that writes in its own process is written into the run's
-    episode.
+    episode. Not so its task, and attributes of its own that it gives episode or traces: what it writes there
+    stays in its process.
 
     Raises what the environment raised there, as `RemoteError`; EnvironmentDiedError if its process died. A
     cancel is passed on; after GRACE_SECONDS the process is killed, with all that it has started. The task is
@@ -89,24 +92,38 @@ class IsolatedEnvironment:
     ) -> tuple[bool, Ended | None]:
         """Whether the run began, and the process's last word."""
         child.log.name = context.request_id[:8]
-        conversation = _Conversation(child, context, cancelled)
+        conversation = _Conversation(child, context, cancelled, self._grace_seconds)
+        ended = None
         try:
-            ended = await conversation.hold(self._grace_seconds)
+            ended = await conversation.hold()
         finally:
-            await self._children.give_back(child)
+            if ended is not None:
+                self._children.leave(child)
+            else:
+                await self._children.give_back(child, min(EXIT_SECONDS, conversation.patience()))
         return conversation.began, ended
 
 
 class _Conversation:
     """What is said between a run and its process, from the job to the end."""
 
-    def __init__(self, child: ChildProcess, context: Context, cancelled: asyncio.Event) -> None:
+    def __init__(
+        self, child: ChildProcess, context: Context, cancelled: asyncio.Event, grace_seconds: float
+    ) -> None:
         self._child: Final = child
         self._context: Final = context
         self._cancelled: Final = cancelled
+        self._grace_seconds: Final = grace_seconds
+        self._grace_ends: float | None = None
         self.began = False
 
-    async def hold(self, grace_seconds: float) -> Ended | None:
+    def patience(self) -> float:
+        """Seconds that are left to a run that was cancelled; without end to any other."""
+        if self._grace_ends is None:
+            return math.inf
+        return max(0.0, self._grace_ends - asyncio.get_running_loop().time())
+
+    async def hold(self) -> Ended | None:
         """The process's last word; None if there is none, because it died or was killed."""
         child = self._child
         try:
@@ -121,13 +138,14 @@ class _Conversation:
         try:
             await asyncio.wait((reading, child.exited, stopping), return_when=asyncio.FIRST_COMPLETED)
             if self._cancelled.is_set():
-                await asyncio.wait((reading, child.exited), timeout=grace_seconds,
+                self._grace_ends = loop.time() + self._grace_seconds
+                await asyncio.wait((reading, child.exited), timeout=self._grace_seconds,
                                    return_when=asyncio.FIRST_COMPLETED)  # fmt: skip
                 if not (reading.done() or child.exited.done()):
                     logger.warning(
                         "run=%s environment=%s has not ended %g s after it was cancelled, so its process is "
                         "killed",
-                        child.log.name, self._context.episode.environment, grace_seconds,
+                        child.log.name, self._context.episode.environment, self._grace_seconds,
                     )  # fmt: skip
                     child.kill("it had been cancelled")
             # A process that it started may hold the connection open: do not wait for its end for long.

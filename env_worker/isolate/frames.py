@@ -1,5 +1,7 @@
 """Messages as length-prefixed frames on a stream socket: pickled, with large arrays beside the pickle.
 
+What comes to the worker has known types only (`pickling`); its job for an environment's process may have any.
+
 A frame is `<buffers: uint32, body: uint64>`, one uint64 for the size of each buffer, the body, the buffers.
 Large arrays cross by a write from, and a read into, their own memory.
 """
@@ -7,15 +9,20 @@ Large arrays cross by a write from, and a read into, their own memory.
 from __future__ import annotations
 
 import asyncio
+import io
 import pickle
 import struct
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
+from env_worker.isolate.pickling import PlainPickler, loads
+
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Sequence
+    from collections.abc import Iterable
+
+    from env_worker.isolate.pickling import ReadBuffer
 
 MAX_FRAME_BYTES: Final = 2**30
 OUT_OF_BAND_BYTES: Final = 64 * 1024
@@ -42,9 +49,10 @@ class FrameTooLargeError(Exception):
         )
 
 
-def encode(message: object, max_bytes: int = MAX_FRAME_BYTES) -> list[Buffer]:
+def encode(message: object, max_bytes: int = MAX_FRAME_BYTES, *, plain: bool = False) -> list[Buffer]:
     """The frame of `message`, in pieces to be written one after the other. FrameTooLargeError beyond
-    `max_bytes`; what pickle raises, where it cannot be pickled."""
+    `max_bytes`; what pickle raises, where it cannot be pickled, or not as what the worker knows, if that is
+    who reads it (`plain`)."""
     buffers: list[memoryview] = []
 
     def in_band(buffer: pickle.PickleBuffer) -> bool:
@@ -54,7 +62,9 @@ def encode(message: object, max_bytes: int = MAX_FRAME_BYTES) -> list[Buffer]:
         buffers.append(view)
         return False
 
-    body = pickle.dumps(message, protocol=5, buffer_callback=in_band)
+    pickled = io.BytesIO()
+    (PlainPickler if plain else pickle.Pickler)(pickled, 5, buffer_callback=in_band).dump(message)
+    body = pickled.getbuffer()
     sizes = [view.nbytes for view in buffers]
     if (total := len(body) + sum(sizes)) > max_bytes:
         raise FrameTooLargeError(total, max_bytes)
@@ -62,20 +72,15 @@ def encode(message: object, max_bytes: int = MAX_FRAME_BYTES) -> list[Buffer]:
     return [head + body, *buffers]
 
 
-def decode(pieces: Sequence[Buffer]) -> Any:
-    """The message of a frame, in the pieces that `encode` gave."""
-    head, *buffers = pieces
-    return _unpickled(memoryview(head)[_HEAD.size + _SIZE.size * len(buffers) :], buffers)
-
-
 def send_frame(connection: socket.socket, message: object) -> None:
-    """Write the frame of `message` to a blocking socket. As `encode`, and OSError where the peer is gone."""
-    for piece in encode(message):
+    """Write the frame of `message` to the worker, by a blocking socket. As `encode`, and OSError where it is
+    gone."""
+    for piece in encode(message, plain=True):
         connection.sendall(piece)
 
 
 def read_frame(connection: socket.socket) -> Any:
-    """The next message from a blocking socket, for small ones. EOFError where the peer is gone."""
+    """The worker's next message, from a blocking socket. EOFError where it is gone."""
 
     def fill(size: int) -> bytearray:
         data = bytearray(size)
@@ -89,11 +94,12 @@ def read_frame(connection: socket.socket) -> Any:
     count, body_bytes = _HEAD.unpack(fill(_HEAD.size))
     sizes = _sizes(fill(count * _SIZE.size), body_bytes, MAX_FRAME_BYTES)
     body = fill(body_bytes)
-    return _unpickled(body, [memoryview(fill(size)) for size in sizes])
+    return pickle.loads(body, buffers=_read_only(fill(size) for size in sizes))
 
 
 class FrameReader:
-    """Reads frames from a non-blocking socket on an event loop, in pieces: a large frame holds up nobody."""
+    """Reads an environment's frames from a non-blocking socket on an event loop, in pieces: a large frame
+    holds up nobody."""
 
     def __init__(self, connection: socket.socket, max_bytes: int = MAX_FRAME_BYTES) -> None:
         self._connection: Final = connection
@@ -104,7 +110,7 @@ class FrameReader:
 
     async def next(self) -> Any:
         """The next message. EOFError at the stream's end, FrameTooLargeError in front of a frame that is too
-        large."""
+        large, UnpicklingError for one that holds what no episode does."""
         count, body_bytes = _HEAD.unpack(await self._bytes(_HEAD.size))
         if count > _MAX_BUFFERS:
             raise ValueError(
@@ -112,7 +118,7 @@ class FrameReader:
             )
         sizes = _sizes(await self._bytes(count * _SIZE.size), body_bytes, self._max_bytes)
         body = await self._bytes(body_bytes)
-        return _unpickled(body, [await self._bytes(size) for size in sizes])
+        return loads(body, _read_only([await self._bytes(size) for size in sizes]))
 
     async def _bytes(self, size: int) -> memoryview:
         # From numpy, which does not write zeros to what is written right away.
@@ -152,5 +158,5 @@ def _sizes(packed: bytearray | memoryview, body_bytes: int, max_bytes: int) -> l
     return sizes
 
 
-def _unpickled(body: Buffer | bytearray, buffers: Sequence[Buffer]) -> Any:
-    return pickle.loads(body, buffers=[memoryview(buffer).toreadonly() for buffer in buffers])
+def _read_only(buffers: Iterable[ReadBuffer]) -> list[memoryview]:
+    return [memoryview(buffer).toreadonly() for buffer in buffers]

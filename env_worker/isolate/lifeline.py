@@ -9,12 +9,46 @@ import os
 import select
 import signal
 import sys
+import threading
 from typing import Final
 
 _PR_SET_PDEATHSIG: Final = 1
 
 LAST_WORDS: Final = "this environment's process ends itself: "
 """What `end_group` writes in front of its reason."""
+
+
+_held: Final[set[int]] = set()
+"""The writing ends in this process."""
+_holding: Final = threading.Lock()
+
+
+def new() -> tuple[int, int]:
+    """A pipe for a process to hold on to, its reading and its writing end. For its worker, which lets go by
+    `let_go`, or by its own end: a child that it forks has no copy."""
+    with _holding:
+        reading, writing = os.pipe()
+        _held.add(writing)
+    return reading, writing
+
+
+def let_go(writing: int) -> None:
+    """Close the writing end."""
+    with _holding:
+        _held.discard(writing)
+        os.close(writing)
+
+
+def _after_fork_in_child() -> None:
+    for writing in _held:
+        os.close(writing)
+    _held.clear()
+    _holding.release()
+
+
+os.register_at_fork(
+    before=_holding.acquire, after_in_parent=_holding.release, after_in_child=_after_fork_in_child
+)
 
 
 def hold_on(lifeline: int) -> None:

@@ -41,7 +41,16 @@ class LogLines:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._ended.wait()
-        self._end()
+        self.stop()
+
+    def stop(self) -> None:
+        """Stop reading, and close the pipe. Again: changes nothing."""
+        if not self._ended.is_set():
+            self._ended.set()
+            if self._rest and not self._cutting:
+                self._log(self._rest)
+            self._loop.remove_reader(self._fd)
+            os.close(self._fd)
 
     def _read(self) -> None:
         try:
@@ -51,7 +60,7 @@ class LogLines:
         except OSError:
             data = b""
         if not data:
-            self._end()
+            self.stop()
             return
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
@@ -76,11 +85,3 @@ class LogLines:
             logger.log(level, "run=%s %s", self.name, text)
         elif self._lines == MAX_LINES + 1:
             logger.warning("run=%s printed %d lines; what follows is not logged", self.name, MAX_LINES)
-
-    def _end(self) -> None:
-        if not self._ended.is_set():
-            self._ended.set()
-            if self._rest and not self._cutting:
-                self._log(self._rest)
-            self._loop.remove_reader(self._fd)
-            os.close(self._fd)

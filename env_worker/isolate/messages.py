@@ -94,6 +94,8 @@ class HeadSet:
 
     ok: bool
     errors: tuple[EpisodeError, ...]
+    owner: str
+    group_id: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,8 +46,9 @@ class Mirror:
                 )
             case Discarded(trace_id):
                 self._episode.discard_trace(self._traces.pop(trace_id))
-            case HeadSet(ok, errors):
+            case HeadSet(ok, errors, owner, group_id):
                 self._episode.ok, self._episode.errors = ok, errors
+                self._episode.owner, self._episode.group_id = owner, group_id
             case NodeArrays():
                 self._set_arrays(message)
             case TraceSet(trace_id, attributes):

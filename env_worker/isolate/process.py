@@ -14,6 +14,9 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Final
 
+import psutil
+
+from env_worker.isolate import lifeline
 from env_worker.isolate.frames import SOCKET_BYTES, FrameReader
 from env_worker.isolate.lifeline import LAST_WORDS
 from env_worker.isolate.log_lines import LogLines
@@ -44,16 +47,26 @@ class ChildProcess:
     """
 
     def __init__(self, spec: str) -> None:
+        """Start it. OSError or RuntimeError where that is not possible; then nothing is left of it."""
         self._loop: Final = asyncio.get_running_loop()
-        ours, theirs = socket.socketpair()
-        lifeline, self._lifeline = os.pipe()
-        lines, output = os.pipe()
-        try:
+        with contextlib.ExitStack() as undo, contextlib.ExitStack() as theirs:
+            self._connection, its_connection = socket.socketpair()
+            theirs.callback(its_connection.close)
+            undo.callback(self._connection.close)
+            its_lifeline, self._lifeline = lifeline.new()
+            theirs.callback(os.close, its_lifeline)
+            undo.callback(lifeline.let_go, self._lifeline)
+            lines, output = os.pipe()
+            theirs.callback(os.close, output)
+            opened = undo.enter_context(contextlib.ExitStack())
+            opened.callback(os.close, lines)
             level = str(logging.getLogger().getEffectiveLevel())
-            fds = (theirs.fileno(), lifeline)
+            fds = (its_connection.fileno(), its_lifeline)
+            # Only what the interpreter looks at: a path object is one of those that it skips.
+            path = json.dumps([entry for entry in sys.path if isinstance(entry, str)])
             self._process: Final = subprocess.Popen(
                 (
-                    *(sys.executable, "-P", "-c", _BOOT, json.dumps(sys.path), "env_worker.isolate"),
+                    *(sys.executable, "-P", "-c", _BOOT, path, "env_worker.isolate"),
                     *(spec, level, *map(str, fds)),
                 ),
                 stdin=subprocess.DEVNULL,
@@ -62,27 +75,26 @@ class ChildProcess:
                 pass_fds=fds,
                 start_new_session=True,
             )
-        except BaseException:
-            ours.close()
-            os.close(self._lifeline)
-            os.close(lines)
-            raise
-        finally:
-            theirs.close()
-            os.close(lifeline)
-            os.close(output)
-        ours.setblocking(False)
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
-        self._connection: Final = ours
-        self._reaping: Final = threading.Lock()
-        self._closed = False
-        self._killed_because = ""
-        self.pid: Final = self._process.pid
-        self.frames: Final = FrameReader(ours)
-        self.exited: Final[asyncio.Future[int]] = self._loop.create_future()
-        """Its exit code, negative for a signal, once it is gone."""
-        self.log: Final = LogLines(lines, f"-,pid={self.pid}")
-        threading.Thread(target=self._reap, name=f"reap-{self.pid}", daemon=True).start()
+            undo.callback(self._process.wait)
+            undo.callback(self._kill_group)
+            self._connection.setblocking(False)
+            self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
+            self._reaping: Final = threading.Lock()
+            self._closed = False
+            self._killed_because = ""
+            self.frames: Final = FrameReader(self._connection)
+            self.exited: Final[asyncio.Future[int | None]] = self._loop.create_future()
+            """Once it is gone, its exit code: negative for a signal, None where somebody else took it."""
+            self.log: Final = LogLines(lines, f"-,pid={self.pid}")
+            opened.pop_all()
+            undo.callback(self.log.stop)
+            threading.Thread(target=self._reap, name=f"reap-{self.pid}", daemon=True).start()
+            undo.pop_all()
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
 
     async def write(self, frame: Sequence[Buffer]) -> None:
         """Write one frame. OSError if the process is gone."""
@@ -107,7 +119,7 @@ class ChildProcess:
             await asyncio.wait((self.exited,))
         await self.log.close(_LAST_LINES_SECONDS)
         self._connection.close()
-        os.close(self._lifeline)
+        lifeline.let_go(self._lifeline)
 
     def death(self) -> str:
         """How it died, and the last lines that it printed; once it has exited."""
@@ -117,6 +129,8 @@ class ChildProcess:
             how = f"was killed by the worker: {self._killed_because}"
         elif last_words:
             how = f"ended itself: {last_words[-1]}"
+        elif code is None:
+            how = "ended, and something else in the worker's process took its exit code"
         elif code < 0:
             how = f"was killed by signal {-code} ({_signal_name(-code)})"
             if code == -signal.SIGKILL:
@@ -127,16 +141,31 @@ class ChildProcess:
         return f"{how}; " + (f"its last lines were:\n{lines}" if lines else "it printed nothing")
 
     def _reap(self) -> None:
-        if hasattr(os, "waitid"):
-            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
-            with self._reaping:
-                self._kill_group()
-                self._process.wait()
-        else:
-            self._process.wait()
+        code: int | None = None
+        try:
+            code = self._wait()
+        finally:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the worker has ended
+                self._loop.call_soon_threadsafe(self.exited.set_result, code)
+
+    def _wait(self) -> int | None:
+        """Wait for its end and kill what is left of the group; the exit code."""
+        if not hasattr(os, "waitid"):
+            code = self._process.wait()
             self._kill_group()
-        with contextlib.suppress(RuntimeError):  # the loop is closed: the worker has ended
-            self._loop.call_soon_threadsafe(self.exited.set_result, self._process.returncode)
+            return code
+        try:
+            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        except ChildProcessError:  # reaped, by whoever waits for any child, or as SIGCHLD is ignored
+            with self._reaping:
+                self._process.wait()
+                # Its id is another's only where there is such a process, which then may lead such a group.
+                if not psutil.pid_exists(self.pid):
+                    self._kill_group()
+            return None
+        with self._reaping:
+            self._kill_group()
+            return self._process.wait()
 
     def _kill_group(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -61,7 +61,7 @@ class Reporter:
         self._on_failure: Final = on_failure
         self._failure: BaseException | None = None
         self._places: Final[dict[Trace, _Place]] = {}
-        self._head: tuple[bool, tuple[EpisodeError, ...]] = (episode.ok, episode.errors)
+        self._head = _head_of(episode)
         self._lock: Final = threading.Lock()
         self._pid: Final = os.getpid()
         episode.on_change = self
@@ -100,10 +100,9 @@ class Reporter:
                     self._send(Discarded(trace.id))
             else:
                 self._send_trace(trace)
-        head = (self._episode.ok, self._episode.errors)
-        if head != self._head:
+        if (head := _head_of(self._episode)) != self._head:
             self._head = head
-            self._send(HeadSet(*head))
+            self._send(head)
 
     def _send_trace(self, trace: Trace) -> None:
         if (place := self._places.get(trace)) is None:
@@ -127,6 +126,10 @@ class Reporter:
                 if any(array is not None for array in arrays):
                     self._send(NodeArrays(trace.id, index, *arrays))
             self._send(TraceSet(trace.id, {name: getattr(trace, name) for name in TRACE_ATTRIBUTES}))
+
+
+def _head_of(episode: Episode) -> HeadSet:
+    return HeadSet(episode.ok, episode.errors, episode.owner, episode.group_id)
 
 
 def _slim(change: Change, known: int) -> Change | NodeAgain:

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
+import threading
 from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2
 
-from env_client import EnvClient, batch
+from env_client import EnvClient, batch, readiness
 from env_client.batch import Batch, TasksError, read_tasks
 from env_client.progress import PlainDisplay, RichDisplay, open_display, progress_text
 from env_client.tally import Group, Tally, format_bytes
 from tests.helpers.deltas import episode_stream, opening, reply
 from tests.helpers.scripted_end import End
-from tests.helpers.scripted_service import ScriptedService, Send
+from tests.helpers.scripted_service import Reach, ScriptedService, Send, Wait
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+SECONDS = 20.0
 
 
 class Quiet:
@@ -28,9 +34,15 @@ class Quiet:
 
     def __init__(self) -> None:
         self.shown: list[str] = []
+        self.said: list[str] = []
+        self.on_say: Callable[[], None] = lambda: None
 
     def show(self, tally: Tally) -> None:
         self.shown.append(progress_text(tally, 2.0))
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+        self.on_say()
 
 
 async def test_each_run_has_one_outcome(service: ScriptedService) -> None:
@@ -65,7 +77,61 @@ async def test_each_run_has_one_outcome(service: ScriptedService) -> None:
         "WorkerLostError": Group(1, 0, 0, 0.0),
     }
     assert {kind: group.outcomes for kind, group in tally.by_kind.items()} == {"maths": 3, "synthetic": 1}
-    assert display.shown[-1].startswith("4/4 episodes, 4 turns, 2.0 episodes/s, 1 failed, 1 exceptions, ")
+    assert display.shown[-1].startswith("4/4 episodes, 2.0 episodes/s, 1 failed, 1 exceptions, ")
+
+
+async def test_runs_that_were_not_sent_wait_for_a_server_that_is_unavailable(
+    service: ScriptedService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readiness, "_SAID_AFTER_SECONDS", 0.0)
+    states = health_pb2.HealthCheckResponse
+    came, go_on = threading.Event(), threading.Event()
+    service.on_run(Reach(came), Wait(go_on), End(grpc.StatusCode.UNAVAILABLE, "NO_WORKER_READY"))
+    for _ in range(3):
+        service.on_run(*(Send(message) for message in episode_stream(1)))
+    tally, display = Tally(4), Quiet()
+    async with EnvClient(service.address) as client:
+        running = asyncio.create_task(Batch(client, [{}], tally, None).run(1, display))
+        assert await asyncio.to_thread(came.wait, SECONDS)
+        service.serve(states.NOT_SERVING)
+        display.on_say = lambda: service.serve(states.SERVING)
+        go_on.set()
+        await asyncio.wait_for(running, SECONDS)
+    assert {name: group.outcomes for name, group in tally.by_outcome.items()} == {
+        "UnavailableError": 1,
+        "ok": 3,
+    }
+    assert len(service.runs) == 4
+    assert "takes no runs (run" in display.said[-2]
+    assert display.said[-2].endswith("those not sent wait for it, up to 30 s")
+    assert display.said[-1] == f"{service.address} takes runs"
+
+
+async def test_runs_are_not_sent_to_a_server_that_does_not_come_back(service: ScriptedService) -> None:
+    service.serve(health_pb2.HealthCheckResponse.NOT_SERVING)
+    tally, out = Tally(5), io.StringIO()
+    async with EnvClient(service.address) as client:
+        batch = Batch(client, [{}], tally, out, wait_seconds=0.05)
+        await asyncio.wait_for(batch.run(2, Quiet()), SECONDS)
+    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert [line["error"] for line in lines] == ["UnavailableError"] * 5
+    assert all("not sent: " in line["message"] for line in lines)
+    assert not service.runs
+    assert not service.cancels
+
+
+async def test_the_loss_of_one_worker_holds_up_no_other_run(service: ScriptedService) -> None:
+    came, go_on = threading.Event(), threading.Event()
+    service.on_run(Reach(came), Wait(go_on), End(grpc.StatusCode.UNAVAILABLE, "WORKER_LOST"))
+    service.on_run(*(Send(message) for message in episode_stream(1)))
+    tally = Tally(2)
+    async with EnvClient(service.address) as client:
+        running = asyncio.create_task(Batch(client, [{}], tally, None).run(1, Quiet()))
+        assert await asyncio.to_thread(came.wait, SECONDS)
+        service.serve(health_pb2.HealthCheckResponse.NOT_SERVING)
+        go_on.set()
+        await asyncio.wait_for(running, SECONDS)
+    assert set(tally.by_outcome) == {"WorkerLostError", "ok"}
 
 
 async def test_lanes_are_bounded_and_nothing_need_be_written(service: ScriptedService) -> None:
@@ -210,12 +276,14 @@ def test_displays(monkeypatch: pytest.MonkeyPatch) -> None:
     with open_display(file, 2) as display:
         assert isinstance(display, PlainDisplay)
         display.show(Tally(2))
-    assert file.getvalue().startswith("0/2 episodes, 0 turns, ")
+    assert file.getvalue().startswith("0/2 episodes, ")
     with open_display(terminal, 2) as display:
         assert isinstance(display, RichDisplay)
         display.show(Tally(2))
+        display.say("a [word] above")
     assert "0/2 episodes" in terminal.getvalue()
+    assert "a [word] above" in terminal.getvalue()
     monkeypatch.setitem(__import__("sys").modules, "rich.console", None)
     with open_display(terminal, 2) as display:
         assert isinstance(display, PlainDisplay)
-    assert progress_text(Tally(1), 0.0).startswith("0/1 episodes, 0 turns, 0.0 episodes/s")
+    assert progress_text(Tally(1), 0.0).startswith("0/1 episodes, 0.0 episodes/s")

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 import grpc
@@ -55,7 +56,7 @@ def test_run_writes_a_line_for_each_outcome(service: ScriptedService, tmp_path: 
     assert [line["error"] for line in lines if "error" in line] == ["HookFailedError"]
     assert "3 of 3 runs have an outcome, 1 of them an exception" in finished.stdout
     assert "simulated model (right at a seeded rate)" in finished.stdout
-    assert "3/3 episodes, 4 turns" in finished.stderr
+    assert "3/3 episodes, " in finished.stderr
     assert {run.environment for run in service.runs} == {"synthetic"}
     assert {run.sampling.temperature for run in service.runs} == {0.5}
 
@@ -75,8 +76,10 @@ def test_run_without_a_server_still_has_its_outcomes(tmp_path: Path) -> None:
         "run", "--broker", "127.0.0.1:1", "--count", "2", "--out", str(out), "--wait-seconds", "0.1"
     )
     assert finished.returncode == 1
-    assert "trying all the same" in finished.stderr
-    assert [json.loads(line)["error"] for line in out.read_text().splitlines()] == ["UnavailableError"] * 2
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [line["error"] for line in lines] == ["UnavailableError"] * 2
+    assert "not sent: 127.0.0.1:1 was not SERVING within 0.1 s" in lines[0]["message"]
+    assert "its cancel" not in finished.stderr, "there was nothing to cancel"
 
 
 def test_ctrl_c_cancels_the_open_runs(service: ScriptedService) -> None:
@@ -114,12 +117,60 @@ def test_describe(service: ScriptedService, capsys: pytest.CaptureFixture[str]) 
     assert json.loads(capsys.readouterr().out)["late_cancel_seconds"] == 60.0
 
 
-def test_cancel(service: ScriptedService, capsys: pytest.CaptureFixture[str]) -> None:
-    service.on_cancel(CancelOutcome.CANCEL_OUTCOME_DISCARDED)
-    assert main(["cancel", RUN, "--broker", service.address]) == 0
-    assert capsys.readouterr().out == "DISCARDED\n"
+@pytest.mark.parametrize(
+    ("outcome", "meaning", "code"),
+    [
+        ("ABORTED", "the run was waiting or live", 0),
+        ("DISCARDED", "its reply had left; the episode is taken back", 0),
+        ("TOO_LATE", "the episode was delivered for good", 1),
+        ("REMEMBERED", "unknown here; if the run arrives", 0),
+    ],
+)
+def test_cancel(
+    outcome: str, meaning: str, code: int, service: ScriptedService, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service.on_cancel(CancelOutcome.Value(f"CANCEL_OUTCOME_{outcome}"))
+    assert main(["cancel", RUN, "--broker", service.address]) == code
+    assert capsys.readouterr().out.startswith(f"{outcome}\n{meaning}")
+    with pytest.raises(SystemExit):
+        main(["cancel", "--help"])
+    assert f"{outcome}: {meaning}" in capsys.readouterr().out
+
+
+def test_a_cancel_of_what_is_no_id(service: ScriptedService, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cancel", "foreign", "--broker", service.address]) == 2
     assert "32 lower-case" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["health"], ["describe"], ["health", "--help"]])
+def test_a_reader_that_has_read_enough_gets_no_traceback(
+    arguments: list[str], service: ScriptedService
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as pipe:
+        finished = subprocess.run(
+            [sys.executable, "-m", "env_client", *arguments, "--broker", service.address],
+            stdout=pipe, stderr=subprocess.PIPE, text=True, timeout=SECONDS, check=False,
+        )  # fmt: skip
+    assert (finished.returncode, finished.stderr) == (0, "")
+
+
+def test_a_variable_that_is_no_setting_is_named(
+    service: ScriptedService, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENV_CLIENT_BROKR", "h:1")
+    assert main(["health", "--broker", service.address]) == 0
+    assert "ENV_CLIENT_BROKR is no setting and has no effect; did you mean ENV_CLIENT_BROKER?" in caplog.text
+
+
+@pytest.mark.parametrize("package", ["env_client", "env_worker", "env_broker"])
+def test_version(package: str) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", package, "--version"],
+        capture_output=True, text=True, timeout=SECONDS, check=True,
+    )  # fmt: skip
+    assert ran.stdout == f"{package.replace('_', '-')} {version('envtrio')}\n"
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def test_a_view_as_lines() -> None:
         "h:1  workers: 1 READY, 1 DRAINING, 1 LOADING, 1 STARTING, 1 LOST; 3 of 16 slots taken; "
         "3 of 1024 runs queued",
         "since its start: 20 runs: 11 replied, 2 cancelled, 1 failed, 3 refused, 3 carried now; "
-        "1 workers lost",
+        "1 worker lost",
         "worker    slot  address         state     runs  windows  arrays   since  environments",
         "aaaaaaaa  -     127.0.0.1:7001  READY     3/8   2        3.0 MiB  1m40s  reasoning-gym, synthetic",
         "bbbbbbbb  -     host:7002       DRAINING  0/8   0        0 B      2h05m  -",
@@ -54,6 +54,9 @@ def test_a_view_as_lines() -> None:
 def test_an_empty_pool_and_a_state_of_a_later_version() -> None:
     view = WatchPoolResponse()
     assert "workers: none; 0 of 0 slots taken" in table_lines(view, "h:1")[0]
+    assert table_lines(view, "h:1")[1].endswith("; 0 workers lost")
+    view.min_local_workers, view.max_local_workers = 1, 8
+    assert "workers: none (1 to 8 local ones); 0 of 0 slots taken" in table_lines(view, "h:1")[0]
     view.workers.add(instance="e" * 32, state=77)  # type: ignore[arg-type]
     assert "1 state 77" in table_lines(view, "h:1")[0]
     assert "0 of 1 workers of the pool are ready; worker eeeeeeee is state 77" in readiness(view)

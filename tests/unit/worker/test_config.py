@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from env_worker.config import SettingsError, WorkerSettings, make_parser, settings_table
+from env_worker.config import (
+    KNOWN_VARIABLES,
+    VARIABLE_PREFIX,
+    SettingsError,
+    WorkerSettings,
+    make_parser,
+    settings_table,
+)
+from env_worker.variables import unknown_variables
 
 FIXED_FLAGS = {
     "--env", "--hook", "--listen", "--broker", "--advertise", "--max-concurrent", "--late-cancel-seconds",
@@ -29,6 +37,26 @@ def test_a_variable_is_the_flag_in_capitals_behind_the_prefix_and_help_names_it(
     text = " ".join(make_parser().format_help().split())
     assert setting.variable in text
     assert setting.flag in text
+
+
+def test_help_shows_choices_as_they_are_typed() -> None:
+    assert "--isolate none|process" in make_parser().format_help()
+
+
+def test_a_variable_that_is_no_setting_is_named_with_the_one_that_was_meant() -> None:
+    names = [
+        "ENV_WORKER_HOKO",
+        "ENV_WORKER_XYZ",
+        "ENV_WORKER_HOOK",
+        "ENV_WORKER_LOCAL_SLOT",
+        "HOME",
+        "ENV_CLIENT_A",
+    ]
+    hook, other = unknown_variables(names, VARIABLE_PREFIX, KNOWN_VARIABLES)
+    assert "ENV_WORKER_HOKO is no setting" in hook
+    assert "did you mean ENV_WORKER_HOOK?" in hook
+    assert "ENV_WORKER_XYZ is no setting" in other
+    assert "see --help" in other
 
 
 def test_defaults() -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from env_worker.domain import Episode, SamplingParams
+    from env_worker.hook import EpisodeHook
 
 
 class Plain:
@@ -102,7 +103,8 @@ async def test_one_that_blocks_is_waited_for_once_and_asked_once_at_a_time(
         assert asked.acquire(timeout=5)
         assert not asked.acquire(blocking=False)
         go.set()
-        reading = held._reading
+        (asked_hook,) = held._asked.values()
+        reading = asked_hook._reading
         assert reading is not None
         await asyncio.wait((reading,), timeout=5)
         assert await held.read() == Held(7, 0)
@@ -113,3 +115,59 @@ async def test_two_that_ask_together_get_the_same_answer_and_nobody_gets_one_aft
     with asking(Says(2)) as held:
         assert await asyncio.gather(held.read(), held.read()) == [Held(2, 0)] * 2
     assert await held.read() == Held(2, 0)
+
+
+class Hooks:
+    """Hooks that follow each other, and those that kept something since that was asked."""
+
+    def __init__(self, *hooks: Plain) -> None:
+        self.current: EpisodeHook | None = hooks[0]
+        self.keepers: list[EpisodeHook] = list(hooks)
+
+    def take(self) -> list[EpisodeHook]:
+        taken, self.keepers = self.keepers, []
+        return taken
+
+
+async def test_a_hook_that_was_replaced_is_asked_until_it_holds_none() -> None:
+    hooks = Hooks(first := Says(2, 20), second := Says(1, 5))
+    held = HeldArrays(lambda: hooks.current, hooks.take)
+    assert await held.read() == Held(3, 25)
+    hooks.current = None
+    assert await held.read() == Held(3, 25)
+    first.held, second.held = 0, 4
+    first.held_array_bytes = 0
+    assert await held.read() == Held(4, 5)
+    first.held = 9
+    assert await held.read() == Held(4, 5), "it has kept nothing since"
+    hooks.keepers = [first]
+    assert await held.read() == Held(13, 5)
+    assert len(held._asked) == 2
+    first.held = second.held = second.held_array_bytes = 0
+    assert await held.read() == Held()
+    assert not held._asked, "nobody is remembered for good"
+    held.close()
+
+
+async def test_one_that_kept_and_never_said_what_it_holds_holds_something(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(held_arrays, "READ_SECONDS", 0.01)
+    unknown = Held(1, 0, unknown=True)
+    go = threading.Event()
+    hooks = Hooks(Says(OSError("gone")), Says(lambda: go.wait(5) and 0))
+    held = HeldArrays(lambda: hooks.current, hooks.take)
+    assert await held.read() == Held(2, 0, unknown=True)
+    assert "does not say how many" in str(await held.read())
+    go.set()
+    while (await held.read()).episodes == 2:  # the one that was slow
+        pass
+    assert await held.read() == unknown
+    (hook,) = (asked.hook for asked in held._asked.values())
+    hook.held = 0
+    assert await held.read() == Held()
+    hook.held = OSError("gone")
+    assert await held.read() == Held(), "what was read last counts"
+    hooks.keepers = [hook]
+    assert await held.read() == unknown
+    held.close()

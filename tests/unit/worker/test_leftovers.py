@@ -124,6 +124,74 @@ pids = [memory.name]
     assert not (Path("/dev/shm") / name).exists()
 
 
+def test_whoever_only_speaks_of_the_resource_tracker_is_ended() -> None:
+    speaks = "pids = [subprocess.Popen(['sh', '-c', 'sleep 1000; : resource_tracker']).pid]"
+    assert run(START + speaks + END)[1] in ("1", "2")
+
+
+def test_what_was_there_before_is_spared_with_what_it_starts() -> None:
+    """As of a script that starts something and becomes the worker by exec."""
+    earlier = """
+import subprocess
+shell = subprocess.Popen(
+    ["sh", "-c", "read start; sleep 1000 >&- 2>&- & echo $!; wait"],
+    stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+)
+"""
+    later = r"""
+shell.stdin.write(b"now\n")
+shell.stdin.flush()
+later = int(shell.stdout.readline())
+"""
+    check = """
+print(shell.poll(), os.path.exists(f"/proc/{later}"))
+os.kill(later, 9)
+shell.kill()
+"""
+    _, killed, left = run(earlier + START + later + CHILD + END + check)
+    assert (killed, left) == ("1", "None True")
+
+
+def test_orphans_that_come_to_it_are_spared_unless_they_have_its_mark() -> None:
+    """As to the first process of a container, and to one that asked for them."""
+    adopt = """
+import ctypes
+ctypes.CDLL(None).prctl(36, 1)
+orphan = "sleep 1000 >&- 2>&- & echo $!"
+def start(**variables):
+    return int(subprocess.run(["sh", "-c", orphan], stdout=subprocess.PIPE, env=variables).stdout)
+foreign = start(PATH=os.environ["PATH"])
+pids = [start(**os.environ)]
+"""
+    check = """
+print(os.path.exists(f"/proc/{foreign}"))
+os.kill(foreign, 9)
+"""
+    pids, killed, left = run(START + adopt + FORKED.replace("pids =", "pids +=") + END + check)
+    assert (killed, left) == ("2", "True")
+    assert not any(alive(int(pid)) for pid in pids.split())
+
+
+def test_at_exit_it_comes_last() -> None:
+    """After the executors have ended, and after what was registered since."""
+    script = (
+        START
+        + """
+import atexit, logging
+from concurrent.futures import ProcessPoolExecutor
+import multiprocessing
+logging.basicConfig(stream=sys.stdout, format="%(message)s")
+pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork"))
+written = pool.submit(sum, range(5_000_000))
+process = subprocess.Popen(["sleep", "1000"])
+atexit.register(lambda: print(process.poll(), written.result(), flush=True))
+"""
+    )
+    *_, last, killed = run(script)
+    assert last == "None 12499997500000"
+    assert killed.startswith("1 processes that environments left behind were killed: sleep ")
+
+
 def test_it_does_not_wait_for_what_cannot_be_killed() -> None:
     unkillable = """
 import psutil

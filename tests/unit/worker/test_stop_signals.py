@@ -12,7 +12,9 @@ from env_worker.stop_signals import StopSignals
 came = []
 before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
 signals = StopSignals(lambda: came.append("at start"))
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # inherited, or by a module that is imported
 signals.install()
+assert signal.getsignal(signal.SIGCHLD) is signal.SIG_DFL, "or nobody learns how a child ended"
 os.kill(os.getpid(), signal.SIGTERM)
 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as a module does that is imported
 
@@ -28,7 +30,7 @@ def terminate_children():
 
 async def serve():
     stop = asyncio.Event()
-    signals.serving(asyncio.get_running_loop(), stop.set)
+    signals.serving(asyncio.get_running_loop(), lambda name: (came.append(name), stop.set()))
     await asyncio.to_thread(terminate_children)
     assert not stop.is_set()
     assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
@@ -54,4 +56,4 @@ def test_from_its_first_line_to_its_last() -> None:
         timeout=40,
         check=False,
     )
-    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "at start serving\n", "")
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "at start SIGINT serving\n", "")

@@ -138,6 +138,39 @@ async def test_after_stuck_seconds_it_gives_up_once() -> None:
         assert f"run={A[:8]} " in reason
 
 
+async def test_a_warning_after_it_gave_up_does_not_threaten_any_more(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with watched(stuck_seconds=7.0) as subject:
+
+        async def play() -> None:
+            subject.block()
+
+        await subject.blocked_by(play(), A)
+        subject.after(10)
+        before, after = [record.getMessage() for record in caplog.records]
+        assert "gives up after --stuck-seconds 7" in before
+        assert "has given up after --stuck-seconds 7" in after
+
+
+async def test_what_blocks_it_is_said_while_it_does() -> None:
+    async with watched() as subject:
+
+        async def play() -> None:
+            subject.block()
+
+        await subject.blocked_by(play(), A)
+        subject.after(0.5)
+        assert subject.watch.blocked == "", "that may be nothing"
+        subject.after(11.5)
+        said = subject.watch.blocked
+        assert said.startswith(f"run {A[:8]} has blocked the environments' loop for 12 s at ")
+        assert "Watched.block" in said
+        await subject.end_block()
+        subject.watch.look()
+        assert subject.watch.blocked == ""
+
+
 async def test_time_in_which_the_process_stood_still_does_not_count() -> None:
     async with watched(stuck_seconds=3.0) as subject:
 

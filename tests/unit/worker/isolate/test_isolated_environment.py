@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
+import threading
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,6 +19,7 @@ from env_worker.domain import Episode, EpisodeError, InvalidTaskError, SamplingP
 from env_worker.domain.errors import RemoteError
 from env_worker.envs.base import Context, play
 from env_worker.envs.registry import EnvironmentLoadError, EnvironmentRegistry
+from env_worker.isolate import children as children_module
 from env_worker.isolate.children import Children
 from env_worker.isolate.environment import EnvironmentDiedError, IsolatedEnvironment
 from env_worker.isolate.registry import IsolatedRegistry, load_environments
@@ -23,11 +27,10 @@ from env_worker.model.simulated import SimulatedModel
 from tests.helpers.episode_view import episode_view
 from tests.helpers.harmful_environment import HarmfulEnvironment
 from tests.helpers.recording_hook import crc_of_arrays
-from tests.helpers.snapshot import alive
+from tests.helpers.snapshot import alive, descendants, open_files
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
-    from pathlib import Path
+    from collections.abc import AsyncIterator, Iterator, Mapping
 
     from env_worker.envs.base import Environment
 
@@ -181,6 +184,74 @@ async def test_a_process_that_dies_as_it_loads_fails_the_run(
 async def test_a_job_that_cannot_be_sent_fails_the_run(children: Children) -> None:
     with pytest.raises(Exception, match="lambda"):
         await isolating(children).run(new_context({"do": [], "function": lambda: None}))
+
+
+@pytest.fixture
+def ignored_children() -> Iterator[None]:
+    """As daemons have it, so that the system reaps."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGCHLD, before)
+
+
+@pytest.mark.usefixtures("ignored_children")
+async def test_where_somebody_else_reaps_runs_end_all_the_same() -> None:
+    async with processes() as children:
+        environment = isolating(children)
+        await asyncio.wait_for(environment.run(new_context({"do": [["trace"]]})), SECONDS)
+        context = new_context({"do": [["trace"], ["pids"], ["print", "last"], ["exit", 7]]})
+        with pytest.raises(EnvironmentDiedError, match=r"(?s)something else .* took its exit code; .*last"):
+            await asyncio.wait_for(environment.run(context), SECONDS)
+        await until_dead(*context.episode.traces[0].info["pids"])
+
+
+async def test_a_path_that_no_interpreter_looks_at_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [Path("/"), *sys.path, b"/"])
+    async with processes() as children:
+        await isolating(children).run(new_context({"do": [["trace"]]}))
+
+
+async def test_a_process_for_which_there_is_no_thread_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    allowed, start = [1], threading.Thread.start
+
+    def start_some(thread: threading.Thread) -> None:
+        if thread.name.startswith("reap-"):
+            if not allowed[0]:
+                raise RuntimeError("can't start new thread")
+            allowed[0] -= 1
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_some)
+    async with processes() as children:
+        await isolating(children).run(new_context({"do": [["trace"]]}))
+        assert "no process can be kept ready" in caplog.text
+        before, below = open_files(os.getpid()), descendants(os.getpid())
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            await isolating(children).run(new_context({"do": []}))
+        assert not (open_files(os.getpid()) - before)
+        assert descendants(os.getpid()).keys() <= below.keys()
+
+
+async def test_whoever_ends_all_processes_at_once_leaves_it_to_the_worker(children: Children) -> None:
+    context = new_context({"do": [["trace"], ["terminate"], ["trace"]]})
+    await isolating(children).run(context)
+    assert len(context.episode.traces) == 2
+
+
+@pytest.mark.parametrize(("exit_seconds", "most"), [(0.2, 32), (60.0, 0)])
+async def test_a_run_does_not_wait_for_what_its_process_leaves_behind(
+    exit_seconds: float, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(children_module, "EXIT_SECONDS", exit_seconds)
+    monkeypatch.setattr(children_module, "_MAX_ENDING", most)
+    context = new_context({"do": [["trace"], ["pids"], ["linger"]]})
+    async with processes() as children:
+        await isolating(children).run(context)
+        (ending,) = children._endings
+        assert not ending.done()
+        await until_dead(*context.episode.traces[0].info["pids"])
 
 
 async def test_cancelled_twice_it_still_has_its_grace(children: Children, tmp_path: Path) -> None:

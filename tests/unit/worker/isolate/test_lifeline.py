@@ -11,6 +11,7 @@ import sys
 
 import pytest
 
+from env_worker.isolate import lifeline
 from tests.helpers.pools import ROOT
 
 STARTER = """
@@ -55,6 +56,22 @@ def test_it_ends_with_its_starter(kernel: str, ended: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(process, signal.SIGKILL)
         os.close(process)
+
+
+def test_a_child_that_the_worker_forks_holds_no_end_of_it() -> None:
+    reading, writing = lifeline.new()
+    if (child := os.fork()) == 0:
+        try:
+            os.fstat(writing)
+        except OSError:
+            lifeline.let_go(lifeline.new()[1])  # whoever forks may start such processes of its own
+            os._exit(0)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert not select.select([reading], [], [], 0)[0]
+    lifeline.let_go(writing)
+    assert select.select([reading], [], [], 0)[0]
+    os.close(reading)
 
 
 def test_a_worker_that_has_ended_already_ends_it_at_once() -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import os
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
 from env_worker.delta.streamer import DeltaStreamer
 from env_worker.domain import Episode, InvalidTaskError, Message
-from env_worker.isolate.frames import decode, encode
+from env_worker.isolate.frames import encode
 from env_worker.isolate.messages import Cancel, Ended, Grew, NodeArrays
 from env_worker.isolate.mirror import Mirror
+from env_worker.isolate.pickling import loads
 from env_worker.isolate.reporter import Reporter
 from tests.helpers.episode_view import episode_view
 from tests.helpers.operations import Flush
@@ -23,6 +26,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tests.helpers.operations import Operation
+
+
+def pickled(message: object) -> tuple[bytes, list[Any]]:
+    """As it crosses to the worker: the pickle, and what is beside it."""
+    head, *buffers = encode(message, plain=True)
+    return bytes(head[12 + 8 * len(buffers) :]), buffers
 
 
 class Pair:
@@ -38,7 +47,7 @@ class Pair:
 
     def _send(self, message: object) -> None:
         self.sent.append(message)
-        self.ended = self._mirror.apply(decode(encode(message)))
+        self.ended = self._mirror.apply(loads(*pickled(message)))
 
     def _fail(self) -> None:
         self.failures += 1
@@ -101,21 +110,50 @@ def test_an_invalid_task_is_said_to_be_one() -> None:
 
 
 def test_what_cannot_be_sent_fails_the_run_and_nothing_else() -> None:
-    class Unpicklable(str):
-        def __reduce__(self) -> Any:
-            raise TypeError("not this one")
+    class Mine(Message):
+        """A type of the environment's own."""
 
     pair = Pair()
     trace = pair.source.new_trace()
-    trace.add_node(Message.user(Unpicklable("text")))
+    trace.add_node(Mine("user", "text"))
     assert pair.failures == 1
     trace.add_node(Message.user("more"))
     assert pair.failures == 1
     pair.reporter.finish(None)
     assert pair.ended is not None
     assert pair.ended.error is not None
-    assert (pair.ended.error.type, pair.ended.error.message) == ("TypeError", "not this one")
+    assert pair.ended.error.type == "TypeError"
+    assert "Mine, which only the environment's own process knows" in pair.ended.error.message
     assert len(pair.copy.traces[0].nodes) == 0
+
+
+def test_texts_and_numbers_of_types_of_its_own_arrive_as_plain_ones() -> None:
+    class Word(str):
+        def __str__(self) -> str:
+            return "not this"
+
+    class Stop(str, Enum):  # noqa: UP042  # the older kind, whose str() is another
+        DONE = "done"
+
+    pair = Pair()
+    trace = pair.source.new_trace(Word("agent"))
+    trace.add_node(Message.user(Word("text")), [1])
+    trace.set_stop(Stop.DONE)
+    trace.set_reward(Word("score"), np.float64(0.5), weight=np.float32(2))
+    pair.reporter.finish(None)
+    assert not pair.failures
+    pair.same()
+    copy = pair.copy.traces[0]
+    texts = [copy.agent, copy.nodes[0].message.content, copy.stop_condition, *copy.rewards]
+    assert texts == ["agent", "text", "done", "score"]
+    assert {type(text) for text in texts} == {str}
+
+
+def test_the_head_is_mirrored_with_its_owner_and_group() -> None:
+    pair = Pair()
+    pair.source.owner, pair.source.group_id = "trainer-2", "g7"
+    pair.source.new_trace()
+    assert (pair.copy.owner, pair.copy.group_id) == ("trainer-2", "g7")
 
 
 def test_a_forked_child_sends_nothing() -> None:

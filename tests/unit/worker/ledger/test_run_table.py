@@ -148,13 +148,14 @@ def test_confirm_of_what_is_unknown_or_has_not_replied() -> None:
 def test_windows_expire_in_order() -> None:
     table = RunTable(late_cancel_seconds=WINDOW)
     first, second, third = (replied(table, name, now) for name, now in ((A, 0.0), (B, 1.0), (C, 2.0)))
-    assert (table.open_windows, table.next_expiry) == (3, WINDOW)
+    assert (table.open_windows, table.next_expiry, table.last_expiry) == (3, WINDOW, WINDOW + 2)
     table.confirm(B, 3.0)
     assert table.expire(WINDOW - 0.001) == []
     assert table.expire(WINDOW + 0.5) == [first]
     assert (first.state, first.window_ends) == (State.EXPIRED, WINDOW)
     assert table.next_expiry == WINDOW + 2
     assert table.expire(500.0) == [third]
+    assert table.last_expiry is None
     assert second.state is State.CONFIRMED
     assert table.cancel(A, 121.0 + WINDOW) is CancelOutcome.REMEMBERED, (
         "its tombstone is gone after two windows"
