@@ -6,8 +6,10 @@ import asyncio
 import json
 import re
 import sys
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
+import numpy
 import pytest
 
 from env_client import EnvClient
@@ -80,7 +82,22 @@ async def test_the_hook_keeps_and_its_reference_arrives(address: str) -> None:
         episode = await client.run({"turns": 2}, env="synthetic")
     assert json.loads(episode.traces[0].info_json["arrays_at"]) == f"{episode.head.episode_id}/trace-0"
     hook = block("class Hook").partition("class Hook:")[2].partition("\nhook =")[0]
-    assert len([line for line in hook.splitlines() if line.strip()]) <= 10
+    assert len([line for line in hook.splitlines() if line.strip()]) <= 20
+
+
+def test_the_hook_says_what_it_holds_and_gives_it_away() -> None:
+    scope: dict[str, Any] = {}
+    exec(block("class Hook"), scope)
+    hook = scope["hook"]
+    nodes = [SimpleNamespace(routed_experts=rows) for rows in (numpy.zeros(5, numpy.int16), None)]
+    traces = [SimpleNamespace(id=name, nodes=nodes, info={}) for name in ("a", "b")]
+    taken, refused = SimpleNamespace(id="taken", traces=traces), SimpleNamespace(id="refused", traces=traces)
+    for episode in (taken, refused):
+        hook.keep(episode, None)
+    assert (hook.held_arrays, hook.held_array_bytes) == (2, 40)
+    assert list(hook.take("taken")) == ["a", "b"]
+    hook.discard(refused)
+    assert (hook.held_arrays, hook.held_array_bytes) == (0, 0), "nothing stays behind"
 
 
 async def test_the_environment_runs(address: str) -> None:

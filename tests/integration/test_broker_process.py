@@ -113,6 +113,11 @@ async def test_a_worker_that_stalls_is_lost_and_comes_back_clean() -> None:
             outcome = await run.finish()
             assert (outcome.code, outcome.reason) == ("UNAVAILABLE", "WORKER_LOST")
             assert await client.cancel(run.run) == "ABORTED"
+            refused = await client.run({"turns": 1})
+            assert refused.reason == "NO_WORKER_READY"
+            assert f"worker 0: process {pid} is stopped (SIGSTOP)" in refused.message
+            (shown,) = broker.observer.view.take().workers
+            assert f"no heartbeat came for 1 s; process {pid} is stopped (SIGSTOP)" in shown.detail
         finally:
             os.kill(pid, signal.SIGCONT)
         await client.until_serving()

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import grpc
 import pytest
 
+from env_broker import run_leg, servicer
+from env_broker.held_request import HeldRequest
 from tests.helpers.raw_client import connected, message, run_request
 from tests.helpers.scripted_worker import Abort, Admit, Hang, Reach, ScriptedWorker, Send, Wait
 from tests.helpers.stub_client import new_id
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
 
 MIB = 2**20
 
@@ -40,6 +48,44 @@ async def test_initial_metadata_says_that_the_worker_admitted_the_run() -> None:
         await asyncio.wait_for(metadata, 10)
         call.cancel()
         await worker.until(lambda: worker.runs[run].ended)
+
+
+async def test_a_request_is_let_go_of_when_a_worker_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By everybody: by the calls of gRPC on both sides too."""
+    held: list[int] = []
+    dropped = asyncio.Event()
+
+    class Counted(HeldRequest):
+        def drop(self) -> None:
+            held.append(sys.getrefcount(self.data) - 1)
+            super().drop()
+            dropped.set()
+
+    monkeypatch.setattr(servicer, "HeldRequest", Counted)
+    monkeypatch.setattr(run_leg, "SETTLED_SECONDS", 0.05)
+    run, admit = new_id(), asyncio.Event()
+    async with connected() as (broker, client), ScriptedWorker() as worker:
+        await worker.register(broker.address)
+        worker.script(run, Wait(admit), Admit(), Wait(dropped), Send(message("a")))
+        call = asyncio.create_task(client.run(run, task_json="x" * MIB))
+        await worker.until(lambda: run in worker.runs)
+        assert not dropped.is_set(), "it may be declined, and go elsewhere"
+        admit.set()
+        assert await call == ([message("a")], "OK", "")
+    assert held == [1]
+
+
+async def test_a_call_without_a_request_is_refused() -> None:
+    async def nothing() -> AsyncIterator[bytes]:
+        for data in ():
+            yield data
+
+    async with connected() as (broker, _), grpc.aio.insecure_channel(broker.address) as channel:
+        call = channel.stream_stream("/envtrio.v1.EnvService/Run")(nothing(), timeout=10)
+        with suppress(grpc.aio.AioRpcError):
+            await call.read()
+        assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "had no RunRequest" in (await call.details() or "")
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 ELASTIC = {"min_workers": 1, "max_workers": 3, "max_concurrent": 2, "idle_seconds": 0.3}
 QUICK = {"turns": 2, "turn_seconds": 0.1}
 SCRIPT = ("--env", "scripted=tests.helpers.scripted_environment:ScriptedEnvironment")
+HARMFUL = "harmful=tests.helpers.harmful_environment:HarmfulEnvironment"
 HOLDING = ("--hook", "tests.helpers.selective_hook:SelectiveHook")
 
 
@@ -132,6 +133,25 @@ async def test_one_whose_interpreter_is_held_is_killed_and_replaced(
         assert not isinstance(await pool.client.run(QUICK), Exception)
 
 
+async def test_another_is_started_for_the_only_one_that_is_stopped_and_leaves_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = {"lease_seconds": 1.0, "heartbeat_seconds": 0.2}
+    async with local_pool(tmp_path, monkeypatch, late_cancel_seconds=0.2, **ELASTIC, **lease) as pool:
+        (first,) = pool.broker.supervisor.pids
+        os.kill(first, signal.SIGSTOP)
+        try:
+            await pool.until(lambda: not pool.ready)
+            # It waits for the other one: no pool below its maximum refuses for good.
+            await pool.until(lambda: pool.broker.supervisor.size == 2)
+            assert not isinstance(await pool.client.run(QUICK), Exception)
+        finally:
+            os.kill(first, signal.SIGCONT)
+        await pool.until(lambda: pool.ready == 2)
+        await pool.until(lambda: len(pool.broker.supervisor.views()) == 1)
+        assert not isinstance(await pool.client.run(QUICK), Exception)
+
+
 @pytest.mark.parametrize(
     ("group", "more", "code"),
     [("", [], 0), ("hold", [], 4), ("hold", [["forever"]], 5), ("hold gate={}", [], 3)],
@@ -161,3 +181,27 @@ async def test_a_broker_says_by_its_exit_code_what_its_stop_lost(
         await asyncio.wait_for(server.process.wait(), PATIENCE)
     pipe.close()
     assert server.process.returncode == code
+
+
+async def test_runs_that_are_lost_while_the_broker_drains_are_in_its_exit_code(
+    new_gate: Callable[[], Gate],
+) -> None:
+    gate = new_gate()
+    arguments = ("--workers", "1", "--env", HARMFUL, "--drain-seconds", "30", "--linger-seconds", "0")
+    async with (
+        serving("env_broker", *arguments) as server,
+        StubClient(server.address, History()) as client,
+    ):
+        await client.until_serving()
+        others = client.start({"do": [["trace"], ["stubborn"]]}, environment="harmful", timeout=None)
+        # As if nothing were amiss.
+        exits = {"do": [["trace"], ["wait", str(gate.path)], ["exit", 0]]}
+        culprit = client.start(exits, environment="harmful", timeout=None)
+        await asyncio.gather(others.next(), culprit.next())
+        server.process.send_signal(signal.SIGTERM)
+        await server.said("broker=.* stops")
+        gate.open()
+        outcomes = await asyncio.gather(others.finish(), culprit.finish())
+        assert [outcome.reason for outcome in outcomes] == ["WORKER_LOST"] * 2
+        await asyncio.wait_for(server.process.wait(), PATIENCE)
+    assert server.process.returncode == 5

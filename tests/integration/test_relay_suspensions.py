@@ -16,6 +16,7 @@ import grpc
 import pytest
 from envtrio.v1 import env_service_pb2 as pb
 
+from env_broker.held_request import HeldRequest
 from env_broker.route import RouteState
 from env_broker.status import Refusal
 from env_broker.worker_cancel import PassedOn
@@ -98,7 +99,7 @@ class World:
         steps: list[Step] = [Admit(), *map(Send, MESSAGES), Reach(asyncio.Event())]
         self.worker.script(self.run, *steps, optional=True)
         data, hop = run_request(self.run, session_id="5" * 32), RecordingHop()
-        return self.broker.relay.carry(pb.RunRequest.FromString(data), data, hop), hop
+        return self.broker.relay.carry(HeldRequest(pb.RunRequest.FromString(data), data), hop), hop
 
     def busy_for_a_moment(self) -> None:
         """No slot is free until what is driven now has suspended."""

@@ -29,13 +29,16 @@ SMALL = {"turns": 1, "tokens_per_turn": 20}
 
 @asynccontextmanager
 async def brokered(
-    *, clock: Callable[[], float] = time.monotonic, **settings: Any
+    *, clock: Callable[[], float] = time.monotonic, local_slot: str = "", **settings: Any
 ) -> AsyncIterator[tuple[ScriptedRegistry, WorkerServer, HaltingHook, StubClient]]:
     history = History()
     hook = HaltingHook(history)
     async with registry() as (broker, address):
         worker = WorkerServer(
-            WorkerSettings(environments=("synthetic",), broker=address, **settings), hook=hook, clock=clock
+            WorkerSettings(environments=("synthetic",), broker=address, **settings),
+            hook=hook,
+            local_slot=local_slot,
+            clock=clock,
         )
         await worker.start()
         try:
@@ -46,9 +49,8 @@ async def brokered(
             await asyncio.wait_for(worker.stop(hurry=True), 20)
 
 
-async def test_hello_heartbeats_and_a_goodbye(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ENV_WORKER_LOCAL_SLOT", "3")
-    async with brokered(max_concurrent=5, late_cancel_seconds=7, advertise="worker:1") as (
+async def test_hello_heartbeats_and_a_goodbye() -> None:
+    async with brokered(local_slot="3:x", max_concurrent=5, late_cancel_seconds=7, advertise="worker:1") as (
         broker,
         worker,
         *_,
@@ -56,7 +58,7 @@ async def test_hello_heartbeats_and_a_goodbye(monkeypatch: pytest.MonkeyPatch) -
         lease = await broker.lease()
         hello = await lease.register()
         assert (hello.protocol_generation, hello.instance, hello.address) == (1, worker.instance, "worker:1")
-        assert (hello.max_concurrent_runs, hello.late_cancel_seconds, hello.local_slot) == (5, 7, "3")
+        assert (hello.max_concurrent_runs, hello.late_cancel_seconds, hello.local_slot) == (5, 7, "3:x")
         assert [environment.name for environment in hello.environments] == ["synthetic"]
         beats = [(await lease.read()).heartbeat for _ in range(3)]
         assert [beat.seq for beat in beats] == [1, 2, 3]
@@ -125,8 +127,27 @@ async def test_a_drain_order_is_as_sigterm() -> None:
         await lease.send(drain=pb.DrainOrder(cause="the pool shrinks"))
         await asyncio.wait_for(worker.stop_wanted.wait(), 10)
         worker.runner.drain()
-        while not (await lease.read()).heartbeat.draining:
-            pass
+        detail = (await lease.beats_until(draining=True)).detail
+        assert detail == "drains: order of the broker: the pool shrinks"
+
+
+async def test_the_worker_says_itself_that_its_broker_cannot_reach_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "env_worker")
+    async with brokered(advertise="worker:1") as (broker, worker, *_):
+        lease = await broker.lease()
+        await lease.register()
+        for because in ("", "no such host", "no such host", "refused", "", ""):
+            await lease.send(heartbeat_ack=pb.HeartbeatAck(seq=1, unreachable_because=because))
+        await lease.send(drain=pb.DrainOrder())
+        await asyncio.wait_for(worker.stop_wanted.wait(), 10)
+    assert "registered advertise=worker:1" in caplog.text
+    said = [(record.levelname, record.getMessage()) for record in caplog.records if "reach" in record.message]
+    assert [level for level, _ in said] == ["WARNING", "WARNING", "INFO"]
+    assert "cannot reach this worker at worker:1 and gives it no runs: no such host" in said[0][1]
+    assert "refused" in said[1][1]
+    assert "reaches this worker at worker:1 now" in said[2][1]
 
 
 async def test_a_stream_that_ends_before_the_place_was_given_is_tried_again() -> None:
@@ -203,12 +224,15 @@ async def test_heartbeats_say_what_the_hook_holds() -> None:
 
 
 async def test_a_hook_that_cannot_say_what_it_holds_ends_no_lease(caplog: pytest.LogCaptureFixture) -> None:
-    async with brokered() as (broker, _, hook, _):
+    async with brokered() as (broker, _, hook, client):
         lease = await broker.lease()
         await lease.register()
         hook.held_arrays = "many"  # type: ignore[attr-defined]
         for _ in range(5):
             await lease.beats_until(held_arrays=0)
+        assert (await client.run(SMALL)).code == "OK"
+        await lease.beats_until(held_arrays=1)
+        await lease.beats_until(held_arrays=1)
     assert caplog.text.count("whole numbers from 0") == 1
 
 
@@ -219,7 +243,7 @@ class Clocked:
         self.clock = FakeClock()
         self.registration: Any = registration.Registration(
             "broker:1", runner=None, instance="0" * 32, address="worker:1", environments=(),
-            drain=pytest.fail, held=None, clock=self.clock,  # type: ignore[arg-type]
+            local_slot="", drain=pytest.fail, held=None, detail=str, clock=self.clock,  # type: ignore[arg-type]
         )  # fmt: skip
 
     def end(self, *reasons: str) -> None:
@@ -240,6 +264,28 @@ async def test_the_log_says_why_there_is_no_lease_when_that_changes_and_once_a_m
     ]
     subject.end(*["refused"] * 120)
     assert len(caplog.records) == 5
+
+
+async def test_leases_that_end_at_once_are_asked_for_less_and_less(caplog: pytest.LogCaptureFixture) -> None:
+    async with brokered() as (broker, worker, *_):
+        subject = worker._registration
+        assert subject is not None
+        backoffs = []
+        for _ in range(4):
+            lease = await broker.lease()
+            await lease.register()
+            await lease.beats_until(seq=1)
+            backoffs.append(subject._backoff)
+            lease.over.set()
+        assert backoffs == [0.1, 0.2, 0.4, 0.8]
+        lease = await broker.lease()
+        assert caplog.text.count("the lease is over") == 1
+        await lease.register()
+        await lease.beats_until(seq=registration.HEARTBEATS_HELD + 1)
+        assert subject._backoff == 0.1
+        lease.over.set()
+        await (await broker.lease()).register()
+        assert caplog.text.count("the lease is over") == 2
 
 
 async def test_a_network_that_swallows_packets_holds_up_no_attempt(monkeypatch: pytest.MonkeyPatch) -> None:

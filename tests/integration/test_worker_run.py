@@ -133,6 +133,28 @@ async def test_after_the_window_it_is_too_late() -> None:
         assert await subject.client.cancel(outcome.run) == "TOO_LATE"
 
 
+async def test_a_stay_for_windows_is_as_long_as_they_last(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    async with serving(late_cancel_seconds=10) as subject:
+        assert (await subject.client.run(SMALL)).code == "OK"
+        stopping = asyncio.create_task(subject.server.stop())
+        async with asyncio.timeout(20):
+            while "stays about 10 s, at most 60 s, for 1 replies" not in caplog.text:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        subject.clock.advance(10)
+        subject.server.runner.expire()
+        await asyncio.wait_for(stopping, 20)
+    assert "stops: no run is under way" in caplog.text
+    assert "stopped, nothing was lost" in caplog.text
+
+
+async def test_an_address_to_be_advertised_to_nobody_is_questioned(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(advertise="worker:1"):
+        pass
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warning.startswith("--advertise is worker:1, but no --broker")
+
+
 async def test_health_says_whether_a_run_would_be_taken() -> None:
     async with serving(max_concurrent=1, max_queue=0) as subject:
         watch = subject.client.health.Watch(

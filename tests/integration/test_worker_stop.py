@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -67,28 +68,45 @@ async def test_arrays_that_nobody_released_are_named_with_exit_code_4(tmp_path: 
         await subject.until_draining()
         subject.signal()
         assert await subject.exit_code() == 4
-    assert subject.logged("reason=ARRAYS_LOST", "1 episodes (1000 bytes)")
+    assert subject.logged("stops (SIGTERM): no run is under way")
+    assert subject.logged(
+        "reason=ARRAYS_LOST", "1 episodes (1000 bytes), which nobody took out", "second signal"
+    )
+    assert subject.logged("stopped, lost: the training arrays of 1 episodes (1000 bytes)")
     assert subject.logged("1 replies that could still have been taken back: they count as delivered")
 
 
 async def test_a_worker_whose_environments_are_blocked_for_too_long_drains_and_says_so(
     tmp_path: Path, new_gate: Callable[[], Gate]
 ) -> None:
-    gate = new_gate()
-    async with worker_process(tmp_path, "--stuck-seconds", "0.5", "--drain-seconds", "600") as subject:
+    gate, limits = new_gate(), ("--stuck-seconds", "0.5", "--drain-seconds", "600")
+    async with (
+        registry() as (broker, address),
+        worker_process(tmp_path, "--broker", address, *limits) as subject,
+    ):
+        lease = await broker.lease()
+        await lease.register()
         run = subject.client.start({"deed": "block", "gate": str(gate.path)}, environment="hostile")
         await run.next()
         other = subject.client.start({"script": TURN}, environment="scripted", timeout=None)
         await subject.until_draining()
+        while "has blocked" not in (detail := (await lease.beats_until(draining=True)).detail):
+            pass
+        assert detail.startswith(f"drains: stuck; run {run.run[:8]} has blocked the environments' loop for ")
+        assert "pass_blocking" in detail
         subject.signal()
         assert (await other.finish()).reason == "WORKER_LOST"
         assert (await run.finish()).reason == "WORKER_LOST"
+        assert await lease.at_end()
+        lease.over.set()
         assert await subject.exit_code() == 6
         history = await subject.pipe.at_rest(subject.client.runs)
         oracle.promises_hold(history, asked=subject.client.asked)
     (named,) = subject.logged("reason=STUCK", "level=ERROR")
     assert run.run[:8] in named
     assert "pass_blocking" in named
+    assert subject.logged("stops (stuck): 2 runs have 600 s to finish; a second signal ends them at once")
+    assert subject.logged("stopped, lost: 2 runs that had begun")
 
 
 async def test_sigterm_while_no_broker_can_be_reached_drains_and_ends(
@@ -105,6 +123,8 @@ async def test_sigterm_while_no_broker_can_be_reached_drains_and_ends(
         assert (await run.finish()).code == "OK"
         assert await subject.exit_code() == 0
     assert len(subject.logged("cannot register yet")) == 1, "once, as the reason stays the same"
+    assert subject.logged("stops (SIGTERM): 1 runs have 30 s to finish")
+    assert subject.logged("stopped, nothing was lost")
 
 
 async def test_a_signal_while_it_ends_changes_nothing(tmp_path: Path) -> None:
@@ -114,7 +134,9 @@ async def test_a_signal_while_it_ends_changes_nothing(tmp_path: Path) -> None:
         assert outcome.code == "OK"
         async with asyncio.timeout(SECONDS):
             while subject.server.process.returncode is None:
-                subject.signal()
+                # Not by asyncio, which polls the process first, and so may take its end from its own waiter.
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(subject.server.pid, signal.SIGTERM)
                 ended = asyncio.ensure_future(subject.server.process.wait())
                 await asyncio.wait((ended,), timeout=0.01)
         assert await subject.exit_code() == 0

@@ -10,6 +10,9 @@ ROUTES: Final = "env_broker/routes.py"
 CANCEL: Final = "env_broker/cancel.py"
 RELAY: Final = "env_broker/relay.py"
 ROUTES_TESTS: Final = "tests/unit/broker/test_routes.py"
+LOCAL: Final = "env_broker/local_worker.py"
+OWN_TESTS: Final = "tests/unit/broker/test_own_workers.py"
+PLACE_TESTS: Final = "tests/unit/broker/test_supervisor.py"
 CANCEL_TESTS: Final = "tests/integration/test_broker_cancel.py"
 
 BROKER: Final = (
@@ -70,8 +73,8 @@ BROKER: Final = (
     Mutant(
         "a lost worker's replies count as aborted",
         ROUTES,
-        "            return self._bury(route, CancelOutcome.TOO_LATE, now, worker_lost=True)",
-        "            return self._bury(route, CancelOutcome.ABORTED, now, worker_lost=True)",
+        "            return answer_of(CancelOutcome.TOO_LATE, worker_lost=True)",
+        "            return answer_of(CancelOutcome.ABORTED, worker_lost=True)",
         (f"{ROUTES_TESTS}::test_a_lost_worker_before_and_after_the_reply",),
     ),
     Mutant(
@@ -101,5 +104,33 @@ BROKER: Final = (
         "CancelOutcome.ABORTED if overtaken and outcome is CancelOutcome.REMEMBERED else outcome",
         "outcome",
         (f"{CANCEL_TESTS}::test_a_cancel_that_overtakes_its_run_at_the_worker_ends_it",),
+    ),
+    Mutant(
+        "a local worker that declines is not replaced until its heartbeat",
+        RELAY,
+        "                    self._drains(worker.instance)",
+        "                    self._pool.drain(worker.instance)",
+        (f"{OWN_TESTS}::test_a_run_that_a_draining_worker_declines_waits_for_the_one_that_replaces_it",),
+    ),
+    Mutant(
+        "whoever names a slot is its worker",
+        LOCAL,
+        "claim != self._claim or",
+        'claim.partition(":")[0] != str(self.slot) or',
+        (f"{PLACE_TESTS}::test_a_place_is_filled_by_its_own_process_and_nobody_else",),
+    ),
+    Mutant(
+        "a worker that an environment starts takes the place of its own",
+        LOCAL,
+        'or self.instance not in ("", instance):',
+        "or False:",
+        (f"{PLACE_TESTS}::test_a_place_is_filled_by_its_own_process_and_nobody_else",),
+    ),
+    Mutant(
+        "a registration that fails leaves its worker in the pool",
+        "env_broker/registry.py",
+        "            if self._registrations.get(hello.instance) is registration:",
+        "            if cause != _BROKE:",
+        (f"{OWN_TESTS}::test_a_registration_that_fails_leaves_no_worker_behind",),
     ),
 )
