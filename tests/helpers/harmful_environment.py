@@ -12,6 +12,8 @@ Name it `harmful=tests.helpers.harmful_environment:HarmfulEnvironment`. A task i
     ["close"]             closes every file but the standard ones
     ["print", TEXT]       prints it
     ["pids"]              leaves its own pid, and that of a subprocess it started, in the trace's info
+    ["terminate"]         sends itself SIGTERM and SIGINT, as whoever ends all processes of a service
+    ["linger"]            leaves a thread behind for which its process would wait at its end
     ["fork"]              forks a child that writes into the trace and leaves
     ["raise", TEXT], ["invalid", TEXT]  raise
 """
@@ -24,6 +26,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,6 +113,13 @@ class HarmfulEnvironment:
     async def _pids(self, context: Context) -> None:
         process = await asyncio.to_thread(subprocess.Popen, ["sleep", "600"])
         context.episode.traces[-1].info["pids"] = [os.getpid(), process.pid]
+
+    async def _terminate(self, context: Context) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            os.kill(os.getpid(), number)
+
+    async def _linger(self, context: Context) -> None:
+        threading.Thread(target=threading.Event().wait).start()
 
     async def _fork(self, context: Context) -> None:
         if not (pid := os.fork()):

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One event of the run `run` (its request_id). `seq` orders all records, of every process."""
+    """One event of the run `run` (its request_id; empty for what concerns all runs). `seq` orders all
+    records, of every process."""
 
     seq: int
     run: str
@@ -47,6 +48,7 @@ class Ended(Record):
 
     code: str
     reason: str = ""
+    message: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,10 @@ class CancelSent(Record):
 
 @dataclass(frozen=True, slots=True)
 class CancelAnswered(Record):
-    """A Cancel was answered: CancelOutcome without its prefix, or the name of a gRPC code that is not OK."""
+    """A Cancel was answered: CancelOutcome without its prefix, or the name of a gRPC code that is not OK.
+
+    "ABORTED WORKER_LOST" and "TOO_LATE WORKER_LOST" are a broker's answers for a worker that is away.
+    """
 
     outcome: str
 
@@ -84,8 +89,28 @@ class Returned(Record):
 
 
 @dataclass(frozen=True, slots=True)
+class Uncertain(Record):
+    """A client that confirms gave the episode to its caller, and said that nobody knows whether that is
+    final."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDied(Record):
+    """The worker process `pid` was killed: what it kept has died with it. Concerns all its runs."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerDied(Record):
+    """The broker was killed: it cancels nothing any more for sessions that it saw. Concerns all runs."""
+
+
+@dataclass(frozen=True, slots=True)
 class EnvironmentBegan(Record):
-    """The environment was called."""
+    """The environment was called, in the process `pid`."""
+
+    pid: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +122,15 @@ class EnvironmentEnded(Record):
 
 @dataclass(frozen=True, slots=True)
 class KeepBegan(Record):
-    """`EpisodeHook.keep` was called with this episode; `arrays_crc` is what `crc_of_arrays` says of it."""
+    """`EpisodeHook.keep` was called with this episode, in the process `pid`; `arrays_crc` is what
+    `crc_of_arrays` says of it."""
 
     episode_id: str
     ok: bool = True
     array_bytes: int = 0
     arrays_crc: int = 0
     nodes: int = 0
+    pid: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,16 +194,21 @@ class History:
 
     def runs(self) -> list[str]:
         """The runs that occur, in the order in which they were added."""
-        return list(self._by_run)
+        return [run for run in self._by_run if run]
 
     def of(self, run: str, *kinds: type[R]) -> list[R]:
         """The records of `run` of these kinds, in order."""
         records = [record for record in self._by_run.get(run, ()) if isinstance(record, kinds)]
         return sorted(records, key=_seq)
 
+    def kept_died(self, run: str) -> bool:
+        """Whether the worker that kept this run's episode was killed, and what it kept has died with it."""
+        ends = {died.pid: died.seq for died in self.of("", WorkerDied)}
+        return any(ends.get(kept.pid, 0) > kept.seq for kept in self.of(run, KeepBegan))
+
     def only(self, runs: Sequence[str]) -> History:
-        """The part that is about these runs."""
-        return History([record for run in runs for record in self._by_run.get(run, ())])
+        """The part that is about these runs, or about all."""
+        return History([record for run in ("", *runs) for record in self._by_run.get(run, ())])
 
 
 def _seq(record: Record) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from tests.helpers.history import (
     CancelAnswered,
+    ConfirmAnswered,
     DiscardRaised,
     DiscardReturned,
     Ended,
@@ -17,6 +18,7 @@ from tests.helpers.history import (
     KeepRaised,
     KeepReturned,
     Record,
+    Uncertain,
     from_line,
     to_line,
 )
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+_DELIVERED = frozenset({"TOO_LATE", "CONFIRMED"})
 VARIABLE = "ENVTRIO_TEST_HISTORY"
 """The environment variable with the path of the pipe, or of a file, that records are appended to."""
 
@@ -67,11 +70,9 @@ class HistoryPipe:
         """
         with contextlib.suppress(TimeoutError):
             for run in runs:
-                if self.history.of(run, KeepBegan):
+                if self.history.of(run, KeepBegan) and not self.history.kept_died(run):
                     await self.seen(run, KeepReturned, KeepRaised, timeout=timeout)
-                    ended_ok = any(end.code == "OK" for end in self.history.of(run, Ended))
-                    outcomes = {answer.outcome for answer in self.history.of(run, CancelAnswered)}
-                    if "DISCARDED" in outcomes or not (ended_ok or "TOO_LATE" in outcomes):
+                    if owes_discard(self.history, run):
                         await self.seen(run, DiscardReturned, DiscardRaised, timeout=timeout)
         return self.history.only(runs)
 
@@ -85,6 +86,18 @@ class HistoryPipe:
         for line in lines:
             self.history.add(from_line(line))
         self._news.set()
+
+
+def owes_discard(history: History, run: str) -> bool:
+    """Whether the episode was kept, was not delivered, as far as is known, and its worker lives."""
+    if not history.of(run, KeepBegan) or history.kept_died(run):
+        return False
+    answers = {answer.outcome for answer in history.of(run, CancelAnswered)}
+    answers |= {answer.outcome for answer in history.of(run, ConfirmAnswered)}
+    if "DISCARDED" in answers:
+        return True
+    ended_ok = any(end.code == "OK" for end in history.of(run, Ended))
+    return not (ended_ok or answers & _DELIVERED or history.of(run, Uncertain))
 
 
 class HistoryWriter(History):

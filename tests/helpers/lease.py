@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 from envtrio.v1 import registry_service_pb2, registry_service_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.helpers.stub_client import reason_of
 
@@ -41,6 +42,11 @@ class Lease:
         self._seq += 1
         await self.send(heartbeat=registry_service_pb2.WorkerHeartbeat(seq=self._seq, **fields))
         assert (await self.read()).heartbeat_ack.seq == self._seq
+
+    async def round_trip(self) -> None:
+        """Ask the broker something that changes nothing, so that it has seen what it got before."""
+        health: Any = health_pb2_grpc.HealthStub(self._channel)  # its types know no aio channel
+        await health.Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE_SECONDS)
 
     async def acknowledge(self, request_ids: Sequence[str]) -> None:
         """These were discarded. A heartbeat follows, so that the broker has seen it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import sys
 from collections import deque
@@ -37,11 +38,22 @@ class ServerProcess:
     process: asyncio.subprocess.Process
     address: str = ""
     log: deque[str] = field(default_factory=lambda: deque(maxlen=2000))
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set by each line."""
 
     @property
     def pid(self) -> int:
         """Its process id."""
         return self.process.pid
+
+    async def said(self, pattern: str) -> str:
+        """The first line of its log in which that is found; waits for it."""
+        async with asyncio.timeout(START_SECONDS):
+            while True:
+                self.news.clear()
+                if found := [line for line in self.log if re.search(pattern, line)]:
+                    return found[0]
+                await self.news.wait()
 
 
 @dataclass
@@ -83,10 +95,10 @@ async def serving(
     server = ServerProcess(process)
     assert process.stdout is not None
     assert process.stderr is not None
-    drains = [asyncio.create_task(_drain(process.stderr, server.log))]
+    drains = [asyncio.create_task(_drain(process.stderr, server))]
     try:
         server.address = await _address(process.stdout, server)
-        drains.append(asyncio.create_task(_drain(process.stdout, server.log)))
+        drains.append(asyncio.create_task(_drain(process.stdout, server)))
         yield server
     finally:
         left = await _end(process)
@@ -146,9 +158,10 @@ async def _address(stdout: asyncio.StreamReader, server: ServerProcess) -> str:
     )
 
 
-async def _drain(stream: asyncio.StreamReader, log: deque[str]) -> None:
+async def _drain(stream: asyncio.StreamReader, server: ServerProcess) -> None:
     while line := await stream.readline():
-        log.append(line.decode(errors="replace").rstrip())
+        server.log.append(line.decode(errors="replace").rstrip())
+        server.news.set()
 
 
 async def _end(process: asyncio.subprocess.Process) -> dict[int, str]:

@@ -10,6 +10,7 @@ import grpc
 from envtrio.v1 import delta_pb2, env_service_pb2, env_service_pb2_grpc
 
 from env_broker.config import BrokerSettings
+from env_broker.dial_back import describe
 from env_broker.server import BrokerServer
 from tests.helpers.history import History
 from tests.helpers.session_stream import SessionStream
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from env_broker.clock import Clock
+    from env_broker.dial_back import Dial
 
 
 class RawClient:
@@ -74,12 +76,12 @@ def run_request(request_id: str, **fields: Any) -> bytes:
 
 @asynccontextmanager
 async def connected(
-    clock: Clock | None = None, **settings: Any
+    clock: Clock | None = None, *, dial: Dial = describe, **settings: Any
 ) -> AsyncIterator[tuple[BrokerServer, RawClient]]:
     """A broker with these settings that gives no time to running runs when it stops, and its client."""
     options = {"drain_seconds": 0.0, **settings}
     async with (
-        BrokerServer(BrokerSettings(**options), clock=clock) as broker,
+        BrokerServer(BrokerSettings(**options), clock=clock, dial=dial) as broker,
         grpc.aio.insecure_channel(broker.address, options=OPTIONS) as channel,
     ):
         yield broker, RawClient(channel)

@@ -57,6 +57,7 @@ class RecordingHook:
             array_bytes=episode.array_bytes,
             arrays_crc=crc_of_arrays(episode),
             nodes=sum(len(trace.nodes) for trace in episode.traces),
+            pid=os.getpid(),
         )
         words = _words(episode)
         try:

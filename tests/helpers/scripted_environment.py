@@ -15,6 +15,7 @@ Name it `scripted=tests.helpers.scripted_environment:ScriptedEnvironment`. A tas
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import TYPE_CHECKING, Any
 
 from env_worker.domain import InvalidTaskError, Message
@@ -53,7 +54,7 @@ class ScriptedEnvironment:
 
     async def run(self, context: Context) -> None:
         run = context.request_id
-        self._writer.note(EnvironmentBegan, run)
+        self._writer.note(EnvironmentBegan, run, pid=os.getpid())
         how = "raised"
         try:
             for name, *arguments in context.task["script"]:

@@ -124,6 +124,12 @@ class ScriptedWorker:
         local_slot: str = "",
     ) -> None:
         self.instance: Final = instance or uuid.uuid4().hex
+        self.registered_as = self.instance
+        """Instance that Describe tells: that of the last registration, unless the test sets it."""
+        self.described = 0
+        """How often it was asked for it."""
+        self.mute: asyncio.Event | None = None
+        """Describe waits for it."""
         self.environments: Final = environments or ("scripted",)
         self.slots: Final = slots
         self.late_cancel_seconds: Final = late_cancel_seconds
@@ -149,6 +155,11 @@ class ScriptedWorker:
                 self._cancel,
                 env_service_pb2.CancelRequest.FromString,
                 env_service_pb2.CancelResponse.SerializeToString,
+            ),
+            "Describe": grpc.unary_unary_rpc_method_handler(
+                self._describe,
+                env_service_pb2.DescribeRequest.FromString,
+                env_service_pb2.DescribeResponse.SerializeToString,
             ),
             "Session": self.sessions.handler(),
         }
@@ -179,11 +190,17 @@ class ScriptedWorker:
         self._optional.update({request_id} if optional else ())
 
     async def register(self, broker: str, **fields: Any) -> Lease:
-        """Join the broker's pool. `fields` replace those of the hello."""
+        """Join the broker's pool, and wait until the broker has dialled back, if it is to be found at the
+        address. `fields` replace those of the hello."""
         lease = Lease(grpc.aio.insecure_channel(broker, options=OPTIONS))
         self._leases.append(lease)
-        await lease.send(hello=self.hello(**fields))
+        hello, described = self.hello(**fields), self.described
+        self.registered_as = hello.instance
+        await lease.send(hello=hello)
         lease.registered = (await lease.read()).registered
+        if hello.address == f"127.0.0.1:{self.port}":
+            await self.until(lambda: self.described > described)
+            await lease.round_trip()
         return lease
 
     def hello(self, **fields: Any) -> registry_service_pb2.WorkerHello:
@@ -213,6 +230,16 @@ class ScriptedWorker:
     async def crash(self) -> None:
         """Drop every connection at once and serve no more."""
         await self._server.stop(0)
+
+    async def _describe(self, _: object, context: Context) -> env_service_pb2.DescribeResponse:
+        """Whoever asks at this address finds what it last registered as."""
+        self.described += 1
+        self._changed.set()
+        if self.mute is not None:
+            await self.mute.wait()
+        return env_service_pb2.DescribeResponse(
+            protocol_generation=GENERATION, role="worker", instance=self.registered_as
+        )
 
     def _notify(self) -> None:
         self._changed.set()

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-_OF_THE_LOOP = ("asyncio_",)
+_OF_THE_LOOP = ("asyncio_", "asyncio-waitpid-")
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from env_client import EnvClient, EnvError, SyncEnvClient
-from tests.helpers.history import Asked, CancelAnswered, CancelSent, Ended, History, Returned
+from env_client import DeliveryUncertainError, EnvClient, EnvError, SyncEnvClient
+from tests.helpers.history import Asked, CancelAnswered, CancelSent, Ended, History, Returned, Uncertain
 from tests.helpers.history_pipe import HistoryWriter
 from tests.helpers.recorded_client import RecordedSession
 from tests.helpers.stub_client import StubClient
@@ -98,6 +98,8 @@ def recorded(history: History, run: str) -> Iterator[None]:
     try:
         yield
     except EnvError as error:
+        if isinstance(error, DeliveryUncertainError):
+            history.note(Uncertain, run)
         history.note(Ended, run, code=error.code, reason=error.reason)
     except (StormError, asyncio.CancelledError):
         history.note(Ended, run, code="CANCELLED")

@@ -25,6 +25,10 @@ OPTIONS = (
     ("grpc.max_receive_message_length", 65 * MIB),
     ("grpc.max_send_message_length", 65 * MIB),
     ("grpc.enable_http_proxy", 0),
+    # Else a new channel shares the backoff of an older one, whose server was away.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 500),
 )
 GENERATION = 1
 _REQUEST_ID = re.compile("[0-9a-f]{32}")
@@ -89,12 +93,13 @@ class OpenRun:
         status = _status(await self._call.trailing_metadata())
         info = _detail(status, error_details_pb2.ErrorInfo())
         retry = _detail(status, error_details_pb2.RetryInfo())
-        self._history.note(Ended, self.run, code=code.name, reason=info.reason)
+        message = await self._call.details() or ""
+        self._history.note(Ended, self.run, code=code.name, reason=info.reason, message=message[:1000])
         return Outcome(
             run=self.run,
             code=code.name,
             reason=info.reason,
-            message=await self._call.details() or "",
+            message=message,
             metadata=dict(info.metadata),
             retry_seconds=retry.retry_delay.ToTimedelta().total_seconds() if retry.ByteSize() else None,
             messages=self._messages,
@@ -155,6 +160,10 @@ class StubClient:
 
     async def cancel(self, run: str, **fields: Any) -> str:
         """Cancel; the outcome without its prefix, or "CODE REASON" of an error."""
+        return (await self.cancel_fully(run, **fields)).removesuffix(" WORKER_LOST")
+
+    async def cancel_fully(self, run: str, **fields: Any) -> str:
+        """As `cancel`, with " WORKER_LOST" behind an outcome whose reason that is."""
         fields = {"request_id": run, "protocol_generation": GENERATION, "cause": "a test", **fields}
         named = self._named(run)
         self._history.note(CancelSent, named)
@@ -164,6 +173,7 @@ class StubClient:
             outcome = f"{error.code().name} {reason_of(error)}"
         else:
             outcome = env_service_pb2.CancelOutcome.Name(answer.outcome).removeprefix("CANCEL_OUTCOME_")
+            outcome += " WORKER_LOST" if answer.reason else ""
         self._history.note(CancelAnswered, named, outcome=outcome)
         return outcome
 

@@ -7,7 +7,7 @@ import re
 import pytest
 from envtrio.v1 import delta_pb2, episode_pb2
 
-from tests.helpers import oracle
+from tests.helpers import oracle, oracle_streams
 from tests.helpers.history import Ended, Passed
 from tests.helpers.oracle import GuaranteeBroken
 from tests.unit.kit.builder import (
@@ -168,7 +168,7 @@ def test_no_training_array_in_a_map_entry() -> None:
 
 
 def test_no_field_carries_an_array_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(oracle, "ARRAY_FIELDS", frozenset({"logprobs"}))
+    monkeypatch.setattr(oracle_streams, "ARRAY_FIELDS", frozenset({"logprobs"}))
     node = episode_pb2.Node(logprobs=bytes(4))
     delta = delta_pb2.TraceDelta(trace_id="t", append=episode_pb2.Trace(nodes=[node]))
     with pytest.raises(GuaranteeBroken, match=re.escape("nodes[0].logprobs crossed")):

@@ -1,0 +1,1 @@
+"""Random faults under load, from a seed: `make chaos`."""
