@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 
-@pytest.fixture(scope="session", params=["external", "local"])
+@pytest.fixture(scope="package", params=["external", "local"])
 async def lasting_stage(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Stage]:
-    """Starting a pool is dear, so that the tests share two."""
+    """Starting a pool is dear, so that the tests share two, and leave them with this package."""
     local = request.param == "local"
     directory = tmp_path_factory.mktemp("stage")
     # Holds gRPC's own threads and files, which come and go with its first and last channel.

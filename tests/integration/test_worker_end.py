@@ -30,7 +30,7 @@ async def test_a_hooks_own_processes_finish_and_nobody_elses_are_touched(tmp_pat
     variables = {**os.environ, "PYTHONPATH": str(ROOT), MARK_VARIABLE: "0" * 32, WRITTEN: str(tmp_path)}
     gate = Gate(tmp_path / "gate")
     outer = await asyncio.create_subprocess_exec("sleep", "1000", env=variables)
-    beside = 0
+    beside = 0  # until it has said so
     worker = await asyncio.create_subprocess_exec(
         *("sh", "-c", SCRIPT, "sh", sys.executable, "-m", "env_worker", "serve", "--env", "synthetic"),
         *("--listen", "127.0.0.1:0", *FLAGS),
@@ -55,9 +55,8 @@ async def test_a_hooks_own_processes_finish_and_nobody_elses_are_touched(tmp_pat
         assert alive(outer.pid)
     finally:
         gate.close()
-        if beside:
-            os.kill(beside, signal.SIGKILL)
-        outer.kill()
+        for pid in filter(alive, (beside, outer.pid)):
+            os.kill(pid, signal.SIGKILL)
         await outer.wait()
         if worker.returncode is None:
             worker.kill()
