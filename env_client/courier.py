@@ -45,6 +45,7 @@ _EXIT_SECONDS: Final = 3.0
 _CAUSE_BYTES: Final = 256
 # No longer, so that a server that is back is told while its window lasts.
 _BACKOFF_SECONDS: Final = (0.1, 0.2, 0.5, 1.0)
+_AWAY_ATTEMPTS: Final = 15
 _WORKER_LOST: Final = ErrorReason.ERROR_REASON_WORKER_LOST
 # Cancel is idempotent; these say that the next attempt may fare better. All others are answers.
 _REPEATED: Final = frozenset(
@@ -68,6 +69,8 @@ class _Letter:
     attempts: int = 0
     # Whether a server has answered it once, be it that it remembers it.
     answered: bool = False
+    # Whether that answer was that its worker is away.
+    away: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,8 @@ class CancelCourier:
         open_channel: makes the channel, at the first cancel.
         window_seconds: how long a cancel is repeated. None: what `Describe` says, 60 s until it does.
         backoff_seconds: pauses between the attempts of one cancel; the last one repeats.
+        away_attempts: how often, within the window, a server is asked about a run whose worker is
+            away.
         capacity: cancels that are carried at once; beyond it the oldest is let go, with a line in the log.
         clock: monotonic seconds.
     """
@@ -103,6 +108,7 @@ class CancelCourier:
         *,
         window_seconds: float | None = None,
         backoff_seconds: Sequence[float] = _BACKOFF_SECONDS,
+        away_attempts: float = _AWAY_ATTEMPTS,
         capacity: int = _CAPACITY,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -110,6 +116,7 @@ class CancelCourier:
         self._asks_window = window_seconds is None
         self._window_seconds = DEFAULT_WINDOW_SECONDS if window_seconds is None else window_seconds
         self._backoff_seconds = tuple(backoff_seconds)
+        self._away_attempts = away_attempts
         self._capacity = capacity
         self._clock = clock
         # Its put() never blocks and may interrupt itself (a generator that is collected while we put).
@@ -251,11 +258,14 @@ class CancelCourier:
             del self._letters[letter.request_id]
             return
         pause = self._backoff_seconds[min(letter.attempts, len(self._backoff_seconds)) - 1]
+        if letter.away:
+            pause = max(pause, self._window_seconds / self._away_attempts)
         self._pauses += 1
         heapq.heappush(self._due, (self._clock() + pause, self._pauses, letter))
 
     def _is_settled(self, event: _Returned) -> bool:
         letter, run = event.letter, shown_id(event.letter.request_id)
+        letter.away = False
         if event.future.cancelled():
             return False
         error = event.future.exception()
@@ -264,8 +274,9 @@ class CancelCourier:
             answer = event.future.result()
             outcome = answer.outcome
             _LOG.debug("run=%s: cancelled, outcome=%s", run, CancelOutcome.Name(outcome))
-            if outcome == CancelOutcome.CANCEL_OUTCOME_TOO_LATE and answer.reason == _WORKER_LOST:
-                return False  # The worker may come back, and discard what it kept.
+            if answer.reason == _WORKER_LOST:
+                letter.away = True  # It may come back, and discard what it kept.
+                return False
             return outcome != CancelOutcome.CANCEL_OUTCOME_REMEMBERED
         code = error.code() if isinstance(error, grpc.Call) else None
         if code in _REPEATED:

@@ -147,11 +147,13 @@ class Intake:
     def ended(self, error: grpc.RpcError, timeout: float | None) -> EnvError:
         """The exception for the status that ended the run, and whether a cancel is still owed.
 
-        No cancel is owed where the server itself gave the status, before a reply: it has settled the run. Nor
-        after ALREADY_EXISTS, whoever says so: it would end the first run of that id.
+        No cancel is owed where the server itself gave the status, before a reply: it has settled the run. But
+        after WORKER_LOST one is: the worker may come back, to a broker that was restarted meanwhile and does
+        not know that the run was given up. None is after ALREADY_EXISTS, whoever says so: it would end the
+        first run of that id.
         """
         translated = env_error(error, self.request_id)
-        settled = bool(translated.reason) and not self._assembly.replied
+        settled = translated.reason not in ("", "WORKER_LOST") and not self._assembly.replied
         if settled or translated.code == "ALREADY_EXISTS":
             self._owes_cancel = False
         if isinstance(translated, RunDeadlineError) and not translated.reason:

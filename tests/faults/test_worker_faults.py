@@ -7,6 +7,9 @@ import os
 import signal
 import time
 
+import pytest
+
+from env_client import EnvClient, WorkerLostError
 from tests.faults.conftest import external_only
 from tests.faults.stage import (
     BARE,
@@ -23,6 +26,7 @@ from tests.faults.stage import (
 from tests.helpers import oracle
 from tests.helpers.fault_matrix import record
 from tests.helpers.history import (
+    Asked,
     CancelAnswered,
     DiscardBegan,
     Ended,
@@ -32,6 +36,7 @@ from tests.helpers.history import (
 )
 from tests.helpers.killable_pool import DRAIN_SECONDS, REGISTERED, WINDOW_SECONDS
 from tests.helpers.pool_watch import watcher
+from tests.helpers.stub_client import new_id
 
 
 async def test_sigkill(stage: Stage) -> None:
@@ -169,3 +174,40 @@ async def test_sigstop_before_the_reply_was_passed_on(stage: Stage) -> None:
     oracle.contract_holds(story, asked=1)
     fault = "SIGSTOP of a worker past its lease, its client not reading, then SIGCONT"
     record(fault, "replied to its broker alone", outcome(story, run.run))
+
+
+@external_only
+async def test_sigstop_before_the_reply_was_passed_on_and_then_sigkill_of_the_broker(stage: Stage) -> None:
+    """The broker takes to its grave what it gave up: the client's cancel tells the worker, by its next."""
+    run, bystander = new_id(), stage.pool.workers["bystander"]
+    task = {"script": [["trace"], ["say", 4 * 2**20]]}
+    stage.history.note(Asked, run)
+    async with (
+        EnvClient(stage.pool.address, env="aim") as client,
+        client.stream(task, request_id=run) as stream,
+    ):
+        await stage.pool.pipe.seen(run, KeepReturned)
+        async with watcher(stage.pool.address) as pool:
+            await pool.watch().until(lambda view: sum(worker.open_windows for worker in view.workers) == 1)
+        (kept,) = stage.history.of(run, KeepBegan)
+        worker = next(worker for worker in stage.pool.workers.values() if worker.pid == kept.pid)
+        mark, marked = worker.said_lines, stage.pool.broker.said_lines
+        stage.stop(kept.pid)
+        try:
+            await stage.pool.broker.said("left, runs given up=1", since=marked)
+            with pytest.raises(WorkerLostError) as lost:
+                await stream.result()
+            stage.history.note(Ended, run, code=lost.value.code, reason=lost.value.reason)
+            await stage.pool.kill_broker()
+            beside = bystander.said_lines
+            await stage.pool.start()
+            await bystander.said(REGISTERED, since=beside)
+        finally:
+            stage.go(kept.pid)
+        await worker.said(REGISTERED, since=mark)
+        await stage.pool.pipe.seen(run, DiscardBegan)
+    await stage.renew_stub()
+    story = await stage.pool.pipe.at_rest([run])
+    oracle.contract_holds(story, asked=1)
+    fault = "SIGSTOP of a worker past its lease, SIGKILL of the broker, restarted, then SIGCONT"
+    record(fault, "replied to its broker alone", outcome(story, run))

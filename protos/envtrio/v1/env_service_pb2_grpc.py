@@ -94,7 +94,8 @@ class EnvServiceServicer(object):
         CANCELLED            CANCEL_REQUESTED, CALLER_LOST, SESSION_LOST: the run was ended, nothing is kept.
         DEADLINE_EXCEEDED    DEADLINE: as CANCELLED. A client's own gRPC may say this without an ErrorInfo.
         UNAVAILABLE          NOT_ADMITTED: nothing happened, send it again. WORKER_LOST: the run may have had
-        effects; send it under a new request_id if that does no harm. DRAINING,
+        effects; cancel it, as its worker may come back, and send it under a new
+        request_id if that does no harm. DRAINING,
         NO_WORKER_READY: send it again later. Without an ErrorInfo: the server cannot be
         reached; send a Cancel when it can be, unless the call never left.
         INTERNAL             HOOK_FAILED, ENVIRONMENT_FAILED, INTERNAL, PROTOCOL_VIOLATION: read the worker's log.

@@ -203,7 +203,7 @@ async def test_what_cannot_be_used(
         (End(grpc.StatusCode.UNKNOWN), InternalError, True),
         (End(grpc.StatusCode.UNAVAILABLE), UnavailableError, True),
         (End(grpc.StatusCode.UNAVAILABLE, "WORKER_LOST", domain="elsewhere"), UnavailableError, True),
-        (End(grpc.StatusCode.UNAVAILABLE, "WORKER_LOST"), WorkerLostError, False),
+        (End(grpc.StatusCode.UNAVAILABLE, "WORKER_LOST"), WorkerLostError, True),
         (End(grpc.StatusCode.CANCELLED, "CANCEL_REQUESTED"), RunCancelledError, False),
         (End(grpc.StatusCode.ALREADY_EXISTS, "DUPLICATE_REQUEST_ID"), DuplicateRequestError, False),
         (End(grpc.StatusCode.ALREADY_EXISTS), DuplicateRequestError, False),

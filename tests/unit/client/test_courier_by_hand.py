@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import queue
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 from envtrio.v1.env_service_pb2 import CancelOutcome, CancelResponse, DescribeResponse
 from envtrio.v1.errors_pb2 import ErrorReason
 
@@ -80,13 +82,18 @@ def test_the_window_is_what_the_server_describes() -> None:
     courier.close(5)
 
 
-def test_of_a_lost_worker_it_is_repeated_until_the_window_is_over() -> None:
-    # The worker may come back within it, and discard what it kept.
+@pytest.mark.parametrize("outcome", [TOO_LATE, ABORTED])
+def test_of_a_lost_worker_it_is_repeated_until_the_window_is_over(outcome: CancelOutcome) -> None:
+    # The worker may come back within it, and discard what it kept; to a restarted broker too.
     channel, clock = HandChannel(), Clock()
     courier = CancelCourier(
-        lambda: cast("Any", channel), backoff_seconds=(0.0,), window_seconds=10.0, clock=clock
+        lambda: cast("Any", channel),
+        backoff_seconds=(0.0,),
+        away_attempts=math.inf,
+        window_seconds=10.0,
+        clock=clock,
     )
-    lost = CancelResponse(outcome=TOO_LATE, reason=ErrorReason.ERROR_REASON_WORKER_LOST)
+    lost = CancelResponse(outcome=outcome, reason=ErrorReason.ERROR_REASON_WORKER_LOST)
     courier.send(A, "")
     for now in (0.0, 9.9, 10.0):
         _, answer = channel.take("Cancel")
