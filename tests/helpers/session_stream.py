@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -36,8 +37,12 @@ class SessionStream:
         return self
 
     async def send(self, **frame: Any) -> None:
-        """Send a frame, for instance `goodbye=pb.SessionGoodbye()`."""
-        await self.call.write(pb.SessionRequest(**frame))
+        """Send a frame, for instance `goodbye=pb.SessionGoodbye()`.
+
+        A server may end the stream before it has read the frame: then reading says so, not this.
+        """
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await self.call.write(pb.SessionRequest(**frame))
 
     async def read(self) -> pb.SessionResponse | None:
         """The next frame; None at the end."""
