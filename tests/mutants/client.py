@@ -22,9 +22,16 @@ CLIENT: Final = (
     Mutant(
         "no cancel after a reply without OK",
         INTAKE,
-        "        settled = bool(translated.reason) and not self._assembly.replied",
-        "        settled = bool(translated.reason)",
+        '        settled = translated.reason not in ("", "WORKER_LOST") and not self._assembly.replied',
+        '        settled = translated.reason not in ("", "WORKER_LOST")',
         (f"{TELLS_TESTS}::test_a_reply_and_then_any_status_but_ok",),
+    ),
+    Mutant(
+        "no cancel after WORKER_LOST",
+        INTAKE,
+        '        settled = translated.reason not in ("", "WORKER_LOST") and not self._assembly.replied',
+        "        settled = bool(translated.reason) and not self._assembly.replied",
+        (f"{TELLS_TESTS}::test_statuses",),
     ),
     Mutant(
         "a refused duplicate cancels the first run",
