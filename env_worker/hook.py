@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import inspect
 import logging
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -141,11 +142,11 @@ def load_hook(spec: str) -> EpisodeHook:
 
 class HookThreads:
     """Two bounded pools: keeps never wait behind discards, nor discards behind keeps. Belongs to one event
-    loop."""
+    loop. RuntimeError if their threads cannot be started."""
 
     def __init__(self, keep_threads: int = 4, discard_threads: int = 2) -> None:
-        self._keeps: Final = ThreadPoolExecutor(keep_threads, "hook-keep")
-        self._discards: Final = ThreadPoolExecutor(discard_threads, "hook-discard")
+        self._keeps: Final = _started(keep_threads, "hook-keep")
+        self._discards: Final = _started(discard_threads, "hook-discard")
         # The pool's own queue would hide when a keep begins, and a run that waits can still be cancelled.
         self.free_keep_threads: Final = asyncio.Semaphore(keep_threads)
         """Hold one around `keep`: then it begins at once."""
@@ -177,9 +178,24 @@ class HookThreads:
     async def _call(self, pool: ThreadPoolExecutor, function: Callable[[], object]) -> BaseException | None:
         try:
             called = asyncio.get_running_loop().run_in_executor(pool, _outcome, function)
-        except RuntimeError as error:  # no thread can be started
+        except RuntimeError as error:  # closed: it will not be called
             return error
         return await called
+
+
+def _started(threads: int, name: str) -> ThreadPoolExecutor:
+    """A pool that has all its threads. One that starts them later takes a call before it starts a thread for
+    it: where that failed, another thread would still make the call, a keep beside its own discard."""
+    pool = ThreadPoolExecutor(threads, name)
+    all_there = threading.Barrier(threads)
+    try:
+        for _ in range(threads):
+            pool.submit(all_there.wait)
+    except RuntimeError:
+        all_there.abort()
+        pool.shutdown(wait=False)
+        raise
+    return pool
 
 
 def _outcome(function: Callable[[], object]) -> BaseException | None:

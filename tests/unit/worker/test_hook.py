@@ -195,6 +195,24 @@ async def test_a_call_that_no_thread_can_take_is_a_failure_of_that_call() -> Non
     assert isinstance(await threads.keep(Hook(), Episode("e", "test", {}), SamplingParams()), RuntimeError)
 
 
+async def test_a_hook_is_called_once_also_where_no_further_thread_can_be_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    threads, hook = HookThreads(3, 2), RecordingThreads()
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    episode = Episode("e", "test", {})
+    keeps = [threads.keep(hook, episode, SamplingParams()) for _ in range(3)]
+    assert await asyncio.gather(*keeps) == [None] * 3
+    assert len(hook.threads) == 3
+    assert isinstance(await threads.discard(hook, episode), SystemExit)
+    with pytest.raises(RuntimeError, match="can't start"):
+        HookThreads(1, 1)
+    threads.close()
+
+
 async def test_a_decorator_that_hides_an_async_method_is_found_out_when_it_is_called() -> None:
     class Decorated(Hook):
         def keep(self, episode: Episode, sampling: SamplingParams) -> Any:
