@@ -146,7 +146,9 @@ class ArrayLayout(google.protobuf.message.Message):
     SHAPE_FIELD_NUMBER: builtins.int
     SIZE_BYTES_FIELD_NUMBER: builtins.int
     name: builtins.str
-    """The field, e.g. "routed_experts", "sampling_mask.ids", "sampling_mask.counts"."""
+    """"routed_experts" [tokens, layers, top_k]; "sampling_mask.ids" [ids], "sampling_mask.counts" [sampled tokens];
+    "top_logprobs.ids" [ids], "top_logprobs.logprobs" [ids], "top_logprobs.counts" [sampled tokens].
+    """
     dtype: builtins.str
     """Little-endian numpy dtype: "u1", "<u2", "<i4", "<f4"."""
     size_bytes: builtins.int
@@ -169,7 +171,20 @@ Global___ArrayLayout: typing_extensions.TypeAlias = ArrayLayout
 
 @typing.final
 class TransportOffer(google.protobuf.message.Message):
-    """Another way to the same bytes."""
+    """Another way to the same bytes.
+
+    Transport "memfd": a file that the worker holds open, in memory or in its spill folder, and that never changes any
+    more. A caller of the same host and user opens /proc/PID/fd/FD to read and maps it. Its first 4,096 bytes are a
+    header: the 16 bytes "envtrio-arrays-1", then in ASCII the worker's instance and the segment's id, of 32 bytes each.
+    Process and descriptor numbers come round again, so a caller whose header differs has another file and takes the
+    stream instead. Parameters, as decimal numbers unless said otherwise:
+
+      pid, fd     see above; pid as the worker's own pid namespace counts.
+      segment     32 lower-case hexadecimal digits, as in the header.
+      size        of the whole file, in bytes.
+      extents     for each array, in the order of the descriptor, the parts of the file that it is made of, end to end:
+                  OFFSET+LENGTH in bytes, parts separated by ",", arrays by ";". An array without bytes has no parts.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -192,7 +207,7 @@ class TransportOffer(google.protobuf.message.Message):
     TRANSPORT_FIELD_NUMBER: builtins.int
     PARAMETERS_FIELD_NUMBER: builtins.int
     transport: builtins.str
-    """E.g. "memfd": a file of this host's /proc."""
+    """"memfd", see above."""
     @property
     def parameters(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
         """What that transport needs, by name."""
