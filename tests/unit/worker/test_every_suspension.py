@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +15,8 @@ from tests.helpers.suspensions import Moment, Suspensions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from env_worker.envs.base import Context
 
 
 def cancelled(harness: Harness, caller: Caller) -> None:
@@ -36,14 +40,22 @@ async def test_ended_at_each_suspension(
     carry, reached, kept_and_discarded = Run.carry, 0, 0
     present: list[tuple[Harness, Caller]] = []
     for point in Suspensions(lambda _: end(*present[-1]), moment):
+        waits = threading.Event()
 
-        async def driven(run: Run, point: Any = point) -> None:
+        async def driven(run: Run, point: Any = point, waits: threading.Event = waits) -> None:
+            # When it has suspended for the first time. Else an environment that is quick, in its thread, has
+            # ended before the run can wait for it.
+            asyncio.get_running_loop().call_soon(waits.set)
             await point.drive(carry(run))
+
+        async def one_slow_turn(context: Context, waits: threading.Event = waits) -> None:
+            await asyncio.to_thread(waits.wait)
+            await one_turn(context)
 
         monkeypatch.setattr(Run, "carry", driven)
         # Leaving it judges the history: settled once, kept is delivered or discarded, never while keep runs.
         async with running() as harness:
-            caller = harness.ask(one_turn)
+            caller = harness.ask(one_slow_turn)
             present.append((harness, caller))
             outcome = await caller.read_on()
             await harness.at_rest()
