@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 # What a hook or an environment module needs is imported on first use: a module that is loaded by a worker
 # must not load the whole server again, nor a script that only reads a name.
 _HOMES = {
+    "ArrayKeeper": "env_worker.arrays.keeper",
+    "array_keeper": "env_worker.arrays.keeper",
     "TRAINING_ARRAY_FIELDS": "env_worker.domain",
     "Episode": "env_worker.domain",
     "Node": "env_worker.domain",
@@ -22,6 +24,7 @@ _HOMES = {
 }
 
 if TYPE_CHECKING:
+    from env_worker.arrays.keeper import ArrayKeeper, array_keeper
     from env_worker.domain import TRAINING_ARRAY_FIELDS, Episode, Node, SamplingMask, TopLogprobs, Trace
     from env_worker.domain.ledger import LATE_CANCEL_SECONDS
     from env_worker.envs.base import Environment
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LATE_CANCEL_SECONDS",
     "TRAINING_ARRAY_FIELDS",
+    "ArrayKeeper",
     "Environment",
     "Episode",
     "EpisodeHook",
@@ -38,6 +42,7 @@ __all__ = [
     "SamplingMask",
     "TopLogprobs",
     "Trace",
+    "array_keeper",
     "serve",
     "set_episode_hook",
 ]

@@ -10,6 +10,8 @@ import pytest
 import env_worker
 
 NAMES = {
+    "ArrayKeeper",
+    "array_keeper",
     "EpisodeHook",
     "set_episode_hook",
     "Environment",
@@ -36,6 +38,7 @@ def test_the_public_names() -> None:
 def test_importing_it_loads_no_server() -> None:
     code = (
         "import sys, env_worker; env_worker.EpisodeHook, env_worker.Trace, env_worker.set_episode_hook; "
+        "env_worker.ArrayKeeper; "
         "assert not {'grpc', 'google.protobuf', 'configargparse'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)

@@ -1,0 +1,269 @@
+"""Frozen bytes that are gone with their last holder, or with the process."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from env_worker.arrays import segment as module
+from env_worker.arrays.segment import MAGIC, check_folder, nameless_file, write_segment
+from tests.helpers.array_episodes import PAGE, open_segments
+from tests.helpers.pools import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+INSTANCE, ID = "a" * 32, "b" * 32
+CONTENT = bytes(range(256)) * 40
+
+
+class Made:
+    """A segment with CONTENT after its header."""
+
+    def __init__(self, folder: Path | None = None, content: bytes = CONTENT) -> None:
+        self.gone = 0
+        self.segment = write_segment(
+            PAGE + len(content),
+            lambda buffer: buffer.__setitem__(slice(PAGE, None), content),
+            instance=INSTANCE,
+            id=ID,
+            folder=folder,
+            on_gone=self._count,
+        )
+
+    def _count(self) -> None:
+        self.gone += 1
+
+
+@pytest.fixture(params=["memory", "file", "named file", "no memfd"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path | None:
+    """Where the segment goes; on hosts that cannot do the better thing too."""
+    if request.param == "no memfd":
+        monkeypatch.delattr(os, "memfd_create")
+        monkeypatch.setattr(module.tempfile, "tempdir", str(tmp_path))
+        return None
+    if request.param == "named file":
+        opened = os.open
+
+        def refuse(path: Any, flags: int, mode: int = 0o777, **rest: Any) -> int:
+            if flags & os.O_TMPFILE == os.O_TMPFILE:
+                raise OSError(errno.EOPNOTSUPP, "not here")
+            return opened(path, flags, mode, **rest)
+
+        monkeypatch.setattr(os, "open", refuse)
+    return None if request.param == "memory" else tmp_path
+
+
+def test_header_and_bytes(folder: Path | None, tmp_path: Path) -> None:
+    made = Made(folder)
+    segment = made.segment
+    assert segment.size % mmap.PAGESIZE == 0
+    assert segment.size >= PAGE + len(CONTENT)
+    assert segment.read(0, PAGE) == (MAGIC + b"a" * 32 + b"b" * 32).ljust(PAGE, b"\0")
+    assert segment.read(PAGE, len(CONTENT)) == CONTENT
+    assert segment.read(PAGE + 3, 5) == CONTENT[3:8]
+    assert segment.read(segment.size, 0) == b""
+    assert os.listdir(tmp_path) == []
+    for offset, length in ((-1, 1), (0, -1), (segment.size, 1), (0, segment.size + 1)):
+        with pytest.raises(ValueError, match="not in a segment of"):
+            segment.read(offset, length)
+    assert segment.drop()
+
+
+def test_nobody_can_change_it(folder: Path | None) -> None:
+    made = Made(folder)
+    fd = made.segment.shared_fd
+    assert fd is not None
+    path = f"/proc/{os.getpid()}/fd/{fd}"
+    assert os.stat(path).st_mode & 0o777 == 0o400
+    if not made.segment.in_file:
+        with pytest.raises(PermissionError):
+            os.pwrite(fd, b"x", PAGE)
+        for size in (0, 2 * made.segment.size):
+            with pytest.raises(PermissionError):
+                os.ftruncate(fd, size)
+        with open(fd, "rb", closefd=False) as file, pytest.raises(PermissionError):
+            mmap.mmap(file.fileno(), made.segment.size)
+    made.segment.drop()
+
+
+def test_a_reader_that_mapped_it_keeps_its_bytes(folder: Path | None) -> None:
+    made = Made(folder)
+    with open(f"/proc/{os.getpid()}/fd/{made.segment.shared_fd}", "rb") as file:
+        mapped = mmap.mmap(file.fileno(), made.segment.size, prot=mmap.PROT_READ)
+    made.segment.drop()
+    assert mapped[PAGE : PAGE + len(CONTENT)] == CONTENT
+    mapped.close()
+
+
+def test_it_goes_with_its_last_holder(folder: Path | None) -> None:
+    before = open_segments()
+    made = Made(folder)
+    made.segment.hold()
+    assert not made.segment.drop()
+    assert made.gone == 0
+    assert made.segment.read(PAGE, 1) == CONTENT[:1]
+    assert made.segment.drop()
+    assert made.gone == 1
+    assert open_segments() == before
+    with pytest.raises(ValueError, match="segment bbbbbbbb is gone"):
+        made.segment.read(PAGE, 1)
+    with pytest.raises(ValueError, match="is gone"):
+        made.segment.hold()
+
+
+def test_a_read_under_way_holds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or its descriptor's number could be another file's in the midst of it."""
+    made = Made()
+    begun, go_on, read = threading.Event(), threading.Event(), os.pread
+
+    def slow(fd: int, length: int, offset: int) -> bytes:
+        begun.set()
+        assert go_on.wait(10)
+        return read(fd, length, offset)
+
+    monkeypatch.setattr(os, "pread", slow)
+    found: list[bytes] = []
+    reader = threading.Thread(target=lambda: found.append(made.segment.read(PAGE, 4)))
+    reader.start()
+    assert begun.wait(10)
+    assert not made.segment.drop()
+    assert made.gone == 0
+    go_on.set()
+    reader.join(10)
+    assert found == [CONTENT[:4]]
+    assert made.gone == 1
+
+
+def test_short_reads_are_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Made()
+    read = os.pread
+    monkeypatch.setattr(os, "pread", lambda fd, length, offset: read(fd, min(length, 7), offset))
+    assert made.segment.read(PAGE + 1, 100) == CONTENT[1:101]
+    monkeypatch.setattr(os, "pread", lambda fd, length, offset: b"")
+    with pytest.raises(OSError, match="100 bytes before its size"):
+        made.segment.read(PAGE + 1, 100)
+    made.segment.drop()
+
+
+def test_a_segment_without_arrays_takes_no_descriptor() -> None:
+    before = open_segments()
+    made = Made(content=b"")
+    assert open_segments() == before
+    assert made.segment.shared_fd is None
+    assert made.segment.read(PAGE, 0) == b""
+    assert made.segment.drop()
+    assert made.gone == 1
+
+
+def test_huge_pages_are_asked_for_where_they_are_whole() -> None:
+    content = bytes(5 * 2**20)
+    made = Made(content=content)
+    assert made.segment.size < 2**20 * 6  # not rounded up to whole huge pages
+    assert made.segment.read(PAGE, len(content)) == content
+    made.segment.drop()
+
+
+@pytest.mark.parametrize("raised", [RuntimeError("no"), KeyboardInterrupt(), MemoryError()])
+def test_nothing_is_left_of_one_that_could_not_be_written(folder: Path | None, raised: BaseException) -> None:
+    before = open_segments()
+
+    def fill(buffer: memoryview) -> None:
+        raise raised
+
+    with pytest.raises(type(raised)) as error:
+        write_segment(PAGE + 1, fill, instance=INSTANCE, id=ID, folder=folder, on_gone=lambda: None)
+    assert error.value is raised
+    raised.__traceback__ = None
+    del error
+    assert open_segments() == before
+
+
+def test_a_view_that_was_kept_is_an_error(folder: Path | None) -> None:
+    kept: list[memoryview] = []
+
+    def fill(buffer: memoryview) -> None:
+        kept.append(memoryview(buffer))
+
+    with pytest.raises(BufferError):
+        write_segment(PAGE + 1, fill, instance=INSTANCE, id=ID, folder=folder, on_gone=lambda: None)
+
+
+@pytest.mark.parametrize("call", ["posix_fallocate", "ftruncate", "fchmod", "memfd_create"])
+def test_what_the_system_refuses_leaves_nothing(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = open_segments()
+
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(os, call, refuse)
+    with pytest.raises(OSError, match="full"):
+        Made(tmp_path if call == "posix_fallocate" else None)
+    assert open_segments() == before
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_folder_is_checked(tmp_path: Path) -> None:
+    check_folder(tmp_path)
+    assert os.listdir(tmp_path) == []
+    with pytest.raises(ValueError, match=r"spill folder .*/none cannot be used: No such file"):
+        check_folder(tmp_path / "none")
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(ValueError, match="Not a directory"):
+        check_folder(file)
+
+
+def test_a_nameless_file_is_empty_and_private(tmp_path: Path) -> None:
+    fd = nameless_file(tmp_path)
+    assert os.fstat(fd).st_size == 0
+    assert os.fstat(fd).st_nlink == 0
+    assert os.fstat(fd).st_mode & 0o777 == 0o600
+    assert not os.get_inheritable(fd)
+    os.close(fd)
+
+
+FORKING = """
+import os, sys
+from pathlib import Path
+from env_worker.arrays.segment import write_segment
+
+def make(folder, fill=lambda buffer: None):
+    return write_segment(5000, fill, instance="a" * 32, id="b" * 32, folder=folder, on_gone=lambda: None)
+
+def fork_a_child_that_stays(buffer):
+    if os.fork() == 0:
+        os.close(stay)
+        os.read(end, 1)
+        os._exit(0)
+
+end, stay = os.pipe()
+make(None, fork_a_child_that_stays)
+os.close(stay)
+os.wait()
+segments = [make(None), make(Path(sys.argv[1]))]
+read, write = os.pipe()
+if os.fork() == 0:
+    gone = [not os.path.exists(f"/proc/self/fd/{segment.shared_fd}") for segment in segments]
+    os.write(write, repr(gone).encode())
+    os._exit(0)
+os.wait()
+print(os.read(read, 100).decode(), [len(segment.read(0, 10)) for segment in segments])
+"""
+
+
+def test_a_forked_child_holds_no_segment(tmp_path: Path) -> None:
+    """It would hold what its parent has freed, for as long as it lives; and what it has mapped to be written
+    could not be sealed. (In a process without threads.)"""
+    command = [sys.executable, "-c", FORKING, str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout.strip() == "[True, True] [10, 10]"
