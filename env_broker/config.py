@@ -64,7 +64,9 @@ class BrokerSettings:
         "environment for the local workers to serve, as in env-worker's --env; may be repeated "
         "(in the variable: separated by commas)",
     )  # fmt: skip
-    hook: str | None = _setting("--hook", None, "module:attribute", "episode hook of the local workers")
+    hook: str | None = _setting(
+        "--hook", None, "module:attribute", "episode hook of the local workers, as in env-worker's --hook"
+    )
     max_concurrent: int | None = _setting(
         "--max-concurrent", None, "runs", "runs that a local worker carries at once; absent: its own default"
     )
@@ -198,6 +200,8 @@ class BrokerSettings:
         """What local workers are started with, after `env-worker`."""
         arguments = ["serve", "--listen=127.0.0.1:0", f"--broker={broker}", "--exit-with-stdin"]
         arguments += [f"--env={name}" for name in self.environments]
+        if self.most_workers > 1:  # each would take a quarter of the host's memory for its arrays
+            arguments.append(f"--array-workers={self.most_workers}")
         for name in ("hook", "max_concurrent", "late_cancel_seconds"):
             if (value := getattr(self, name)) is not None:
                 arguments.append(f"{_flag(name)}={value}")

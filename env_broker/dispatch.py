@@ -91,8 +91,8 @@ class Dispatcher:
             avoid: instances that have refused this run already; they get it only out of the queue.
 
         Raises:
-            Refusal: DRAINING, QUEUE_FULL, ENVIRONMENT_NOT_FOUND, NO_WORKER_READY, INVALID_REQUEST, DEADLINE,
-                or what `remove` gave.
+            Refusal: DRAINING, QUEUE_FULL, ARRAY_BUDGET, ENVIRONMENT_NOT_FOUND, NO_WORKER_READY,
+                INVALID_REQUEST, DEADLINE, or what `remove` gave.
         """
         if self._closed is not None:
             raise self._closed
@@ -142,6 +142,12 @@ class Dispatcher:
         if self._pool.get(worker.instance) is worker:
             self._fill(worker)
 
+    def full(self, worker: Worker, because: str) -> None:
+        """It has refused a run for want of room for training arrays: until its next heartbeat it gets none.
+        What can only wait for such workers is refused."""
+        worker.full_because = because or "it did not say why"
+        self.reconsider()
+
     def remove(self, request_id: str, refusal: Refusal) -> bool:
         """End a run's wait with `refusal`. False: it does not wait, or has just been given a slot."""
         waiter = self._waiting.get(request_id)
@@ -165,10 +171,10 @@ class Dispatcher:
             self.remove(request_id, refusal)
 
     def serves_elsewhere(self, environment: str, avoid: Collection[str]) -> bool:
-        """Whether a worker other than these serves it, free or not, or may come to."""
+        """Whether a worker other than these serves it, free or not, or may come to. None whose training
+        arrays leave no room."""
         return self._prospects.hopeful() or any(
-            worker.instance not in avoid
-            and (not worker.environments or environment in ("", *worker.environments))
+            worker.instance not in avoid and not worker.full_because and _may_serve(worker, environment)
             for worker in self._live()
         )
 
@@ -178,7 +184,7 @@ class Dispatcher:
             self.release(place.result())
 
     def _fill(self, worker: Worker) -> None:
-        while worker.reachable and not worker.draining and worker.busy < worker.slots:
+        while worker.open_for_runs and worker.busy < worker.slots:
             # Runs that named no environment wait under the empty name for the only one there is.
             unnamed = ("",) if len(self._served()) == 1 else ()
             waiter = self._waiters.pop((*worker.environments, *unnamed))
@@ -204,7 +210,7 @@ class Dispatcher:
         served = self._served()
         names = ", ".join(sorted(served))
         if environment in served or (not environment and len(served) == 1):
-            return None
+            return self._no_room(environment)
         if not environment and served:
             return Refusal(
                 "INVALID_REQUEST",
@@ -231,14 +237,28 @@ class Dispatcher:
             value=len(self._pool),
         )
 
+    def _no_room(self, environment: str) -> Refusal | None:
+        """Where the training arrays of all that serve it leave no room: only a trainer can make some."""
+        workers = [worker for worker in self._live() if _may_serve(worker, environment)]
+        if self._prospects.hopeful() or not all(worker.full_because for worker in workers):
+            return None
+        last = workers[-1]
+        return Refusal(
+            "ARRAY_BUDGET",
+            f"no worker that takes runs{f' of environment {environment[:128]!r}' if environment else ''} has "
+            "room for training arrays; release arrays that were fetched, and send the run again in "
+            f"{_RETRY_SECONDS:g} s",
+            detail=f"worker {short(last.instance)}: {last.full_because}",
+            retry_after=_RETRY_SECONDS,
+            workers=len(workers),
+        )
+
     def _unreachable(self, environment: str) -> list[Worker]:
         """Workers that would take such a run if they could be dialled."""
         return [
             worker
             for worker in self._pool.workers()
-            if worker.unreachable_because
-            and not worker.draining
-            and (not environment or not worker.environments or environment in worker.environments)
+            if worker.unreachable_because and not worker.draining and _may_serve(worker, environment)
         ]
 
     def _full(self, what: str, *, limit: int, value: int) -> Refusal:
@@ -249,6 +269,11 @@ class Dispatcher:
             limit=limit,
             value=value,
         )
+
+
+def _may_serve(worker: Worker, environment: str) -> bool:
+    """Whether it serves it, or may come to as its environments are loading; an empty name is any."""
+    return not worker.environments or environment in ("", *worker.environments)
 
 
 def _registered(count: int) -> str:

@@ -19,6 +19,7 @@ from env_broker.log_tail import LogTail
 from env_broker.oversight import Oversight
 from env_broker.tasks import first_of
 from env_broker.worker_process import WorkerProcess
+from env_broker.worker_variables import inherited
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -289,10 +290,8 @@ class LocalWorker:
             sys.stderr.write(f"[worker {self.slot}] {line}\n")
 
     def _variables(self, mark: str) -> dict[str, str]:
-        """The environment, without an address that only one of the workers could have."""
-        inherited = {name: value for name, value in os.environ.items() if name != "ENV_WORKER_ADVERTISE"}
         own = {"ENV_WORKER_LOCAL_SLOT": self._claim, MARK_VARIABLE: mark, "PYTHONUNBUFFERED": "1"}
-        return {**inherited, **own}
+        return {**inherited(os.environ), **own}
 
 
 async def _wait(event: asyncio.Event) -> None:

@@ -58,6 +58,9 @@ class Worker:
     """Whether it can be dialled at `address`; see `DialBack`, which changes it and the next."""
     unreachable_because: str = ""
     """Why it cannot; empty also while nobody has found out yet."""
+    full_because: str = ""
+    """Why it has no room for training arrays, by a run that it has refused since its last heartbeat; empty
+    where it refused none. It gets no runs until the next."""
     load: Load = NO_LOAD
     """As of the last heartbeat."""
     reported_at: float | None = None
@@ -78,8 +81,12 @@ class Worker:
 
     def takes(self, environment: str) -> bool:
         """Whether it would be given a run of that environment now."""
-        open_for_runs = self.reachable and not self.draining
-        return open_for_runs and self.busy < self.slots and environment in self.environments
+        return self.open_for_runs and self.busy < self.slots and environment in self.environments
+
+    @property
+    def open_for_runs(self) -> bool:
+        """Whether it would be given a run if it had a free slot."""
+        return self.reachable and not (self.draining or self.full_because)
 
 
 class Pool:
@@ -160,6 +167,7 @@ class Pool:
         before.slots, before.late_cancel_seconds = slots, late_cancel_seconds
         before.lease_ends, before.draining = worker.lease_ends, False
         before.load, before.reported_at, before.foreign, before.says = worker.load, None, 0, ""
+        before.full_because = ""
         return before
 
     def displace(self, instance: str) -> list[Worker]:
@@ -212,6 +220,15 @@ class Pool:
         if worker is None:
             return False
         worker.draining = True
+        return True
+
+    def relent(self, instance: str) -> bool:
+        """A heartbeat came: the worker that had no room for training arrays may have some. True where it had
+        none."""
+        worker = self._workers.get(instance)
+        if worker is None or not worker.full_because:
+            return False
+        worker.full_because = ""
         return True
 
     def spare(self, instance: str) -> None:

@@ -250,6 +250,7 @@ class Registry(RegistryServiceServicer):
             raise Refusal("LEASE_EXPIRED", f"lease {short(registration.lease)} is over{_REGISTER_AGAIN}")
         if environments:
             self._links[worker.instance].descriptions = environments
+        if self._pool.relent(worker.instance) or environments:
             self._on_change()
         if beat.draining:
             self.drains(worker.instance)

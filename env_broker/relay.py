@@ -12,7 +12,7 @@ from env_broker.cancel import cancel_requested
 from env_broker.carried import REPLIED, CarriedHop
 from env_broker.route import DuplicateRouteError, InvalidRequestIdError, RoutesFullError
 from env_broker.run_leg import RunLeg
-from env_broker.status import BEFORE_ADMISSION, Refusal, error_reason, short
+from env_broker.status import BEFORE_ADMISSION, Refusal, cut, error_reason, short
 from env_broker.worker_cancel import PassedOn
 from env_broker.worker_status import lost, translated
 
@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_PLACEMENTS: Final = 3
-"""Workers that a run is offered to: one that refused it before admission, and two more."""
+"""Workers that a run is offered to: one that refused it before admission, and two more. Those that have no
+room for its training arrays do not count: each of them gets no more runs until its next heartbeat."""
+_MOST_WORDS: Final = 400
+"""Bytes of what such a worker said."""
 
 
 class ClientHop(Protocol):
@@ -144,8 +147,9 @@ class Relay:
             raise cancel_requested(request_id)
 
     async def _place(self, request: HeldRequest, hop: CarriedHop) -> None:
-        request_id, tried = request.request_id, set[str]()
-        for placement in range(1, MAX_PLACEMENTS + 1):
+        request_id, tried, placements = request.request_id, set[str](), 0
+        while placements < MAX_PLACEMENTS:
+            placements += 1
             try:
                 worker = await self._dispatcher.acquire(
                     request_id,
@@ -173,6 +177,9 @@ class Relay:
                 hop.declined()
                 if declined.reason == "DRAINING":
                     self._drains(worker.instance)  # it may be replaced, and then the run waits for that
+                elif declined.reason == "ARRAY_BUDGET":
+                    placements -= 1
+                    self._dispatcher.full(worker, cut(declined.error.details() or "", _MOST_WORDS))
                 log.info(
                     "run=%s worker=%s declined reason=%s",
                     short(request_id),
@@ -180,7 +187,7 @@ class Relay:
                     declined.reason,
                 )
                 elsewhere = self._dispatcher.serves_elsewhere(request.environment, tried)
-                if placement == MAX_PLACEMENTS or not elsewhere or not request.data:
+                if placements == MAX_PLACEMENTS or not elsewhere or not request.data:
                     # It had no effect there either.
                     self._routes.withdraw(request_id, self._clock.now())
                     raise PassedOn(declined.error) from None

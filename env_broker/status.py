@@ -30,6 +30,7 @@ _CODES: Final[Mapping[str, grpc.StatusCode]] = {
     "MESSAGE_TOO_LARGE": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "QUEUE_FULL": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "TABLE_FULL": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "ARRAY_BUDGET": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "CANCEL_REQUESTED": grpc.StatusCode.CANCELLED,
     "DEADLINE": grpc.StatusCode.DEADLINE_EXCEEDED,
     "WORKER_LOST": grpc.StatusCode.UNAVAILABLE,
@@ -44,7 +45,7 @@ _CODES: Final[Mapping[str, grpc.StatusCode]] = {
     "NOT_OFFERED": grpc.StatusCode.UNIMPLEMENTED,
 }
 
-BEFORE_ADMISSION: Final = frozenset({"NOT_ADMITTED", "QUEUE_FULL", "DRAINING"})
+BEFORE_ADMISSION: Final = frozenset({"NOT_ADMITTED", "QUEUE_FULL", "ARRAY_BUDGET", "DRAINING"})
 """Reasons with which a worker refuses a run that then had no effect: another worker may have it."""
 
 _MAX_MESSAGE_BYTES: Final = 1500

@@ -1,4 +1,4 @@
-"""What can go wrong with a run, as exceptions. Knows neither grpc nor protobuf; `statuses` translates.
+"""What can go wrong with a run or a fetch, as exceptions. Knows no grpc, no protobuf: `statuses` translates.
 
 An episode that failed is data (`head.ok` is False) and never an exception.
 """
@@ -180,11 +180,66 @@ class DeliveryUncertainError(EnvError):
         self.episode = episode
 
 
+class ArrayBudgetError(ResourceExhaustedError):
+    """The worker has no room for one more episode's arrays. Release fetched ones, then send the run again."""
+
+    default_reason = "ARRAY_BUDGET"
+
+
 class ArraysLostError(EnvError):
-    """The worker instance that kept these arrays is gone, and they with it."""
+    """The worker instance that kept these arrays is gone, and they with it. Drop the episode."""
 
     default_code = "NOT_FOUND"
     default_reason = "ARRAYS_LOST"
+
+
+class ArraysNotFoundError(EnvError):
+    """The worker has no such arrays: they were released or discarded. Drop the episode."""
+
+    default_code = "NOT_FOUND"
+    default_reason = "ARRAYS_NOT_FOUND"
+
+
+class ArraysIncompleteError(EnvError):
+    """A field has a hole, which is never trained on. Drop the episode, or fetch the other fields.
+
+    Its metadata has "field" and "hole": what is missing, and where.
+    """
+
+    default_code = "FAILED_PRECONDITION"
+    default_reason = "ARRAYS_INCOMPLETE"
+
+
+class TokenRangeError(EnvError):
+    """The token range does not lie within the branch's tokens. Ranges are never cut down to what there is."""
+
+    default_code = "OUT_OF_RANGE"
+    default_reason = "TOKEN_RANGE"
+
+
+class ArrayProtocolError(EnvError):
+    """What a worker sent in a fetch contradicts itself, the request or the reference. Report it."""
+
+    default_code = "INTERNAL"
+    default_reason = "PROTOCOL_VIOLATION"
+
+
+class ArraysCorruptError(EnvError):
+    """The bytes that arrived are not those that the worker sent: their checksums differ. Fetch them again."""
+
+    default_code = "DATA_LOSS"
+
+
+class FetchDeadlineError(EnvError):
+    """A call for arrays did not end in its time. Repeat it: fetching and releasing may be repeated always."""
+
+    default_code = "DEADLINE_EXCEEDED"
+
+
+class FetchCancelledError(EnvError):
+    """A call for arrays was given up: the client was closed, or another fetch of `fetch_many` failed."""
+
+    default_code = "CANCELLED"
 
 
 _ANY: Final = ""
@@ -194,11 +249,15 @@ _ERRORS: Final[Mapping[tuple[str, str], type[EnvError]]] = {
     ("INVALID_ARGUMENT", "INVALID_TASK"): InvalidTaskError,
     ("INVALID_ARGUMENT", _ANY): InvalidRequestError,
     ("FAILED_PRECONDITION", "PROTOCOL_GENERATION"): ProtocolMismatchError,
+    ("FAILED_PRECONDITION", "ARRAYS_INCOMPLETE"): ArraysIncompleteError,
     ("NOT_FOUND", "ENVIRONMENT_NOT_FOUND"): EnvironmentNotFoundError,
     ("NOT_FOUND", "ARRAYS_LOST"): ArraysLostError,
+    ("NOT_FOUND", "ARRAYS_NOT_FOUND"): ArraysNotFoundError,
+    ("OUT_OF_RANGE", "TOKEN_RANGE"): TokenRangeError,
     ("ALREADY_EXISTS", _ANY): DuplicateRequestError,
     ("RESOURCE_EXHAUSTED", "QUEUE_FULL"): QueueFullError,
     ("RESOURCE_EXHAUSTED", "MESSAGE_TOO_LARGE"): MessageTooLargeError,
+    ("RESOURCE_EXHAUSTED", "ARRAY_BUDGET"): ArrayBudgetError,
     ("RESOURCE_EXHAUSTED", _ANY): ResourceExhaustedError,
     ("CANCELLED", _ANY): RunCancelledError,
     ("DEADLINE_EXCEEDED", _ANY): RunDeadlineError,

@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     leftovers.mark(inherited=LOCAL_SLOT_VARIABLE in os.environ)  # as a broker starts its workers
     from env_worker.envs.registry import EnvironmentLoadError
     from env_worker.hook import HookLoadError
-    from env_worker.server import ServerStartError
+    from env_worker.listening import ServerStartError
     from env_worker.serving import serve
 
     namespace = _parser().parse_args(given[1:], env_vars=os.environ)

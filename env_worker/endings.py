@@ -76,6 +76,14 @@ def hook_failed(error: EpisodeError) -> Refusal:
     )
 
 
+def hook_unusable(error: EpisodeError) -> Refusal:
+    """The hook cannot keep for this worker; its `keep` was not called."""
+    return Refusal(
+        errors_pb2.ERROR_REASON_HOOK_FAILED,
+        f"the episode hook cannot be used by this worker, {error.type}: {error.message}",
+    )
+
+
 def too_large(error: MessageTooLargeError) -> Refusal:
     """Something that must cross in one message does not fit."""
     return Refusal(

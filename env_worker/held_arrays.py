@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from env_worker.domain import EpisodeError
+from env_worker.hook import array_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -44,8 +45,9 @@ _UNKNOWN: Final = Held(1, 0, unknown=True)
 
 
 class HeldArrays:
-    """Reads `held_arrays` and `held_array_bytes` of every hook that may hold some: the current one, and those
-    before it until they hold none. For one event loop.
+    """Reads `held_arrays` and `held_array_bytes` of every hook that may hold some, or of its `array_store`
+    where it has neither. Those are the current one, and those before it until they hold none. For one event
+    loop.
 
     Each in a thread of its own: a property that waits for a lock holds up no heartbeat.
 
@@ -162,7 +164,10 @@ class _Asked:
 def _read(hook: EpisodeHook) -> Held | BaseException:
     # Returned, not raised: SystemExit or StopIteration in a future would end the loop, or hang whoever waits.
     try:
-        episodes, size = getattr(hook, "held_arrays", 0), getattr(hook, "held_array_bytes", 0)
+        # A hook that wraps the ready-made keeper need not say again what the store says.
+        store = array_store(hook)
+        episodes = getattr(hook, "held_arrays", getattr(store, "held_arrays", 0))
+        size = getattr(hook, "held_array_bytes", getattr(store, "held_array_bytes", 0))
         return Held(_whole(episodes, _MAX_EPISODES), _whole(size, _MAX_BYTES))
     except BaseException as error:
         return error

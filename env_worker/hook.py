@@ -6,16 +6,21 @@ import asyncio
 import importlib
 import inspect
 import logging
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, Protocol
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from env_worker.thread_pool import started_pool
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from concurrent.futures import ThreadPoolExecutor
+
+    from env_worker.arrays.store import ArrayStore
     from env_worker.domain import Episode, SamplingParams
 
 logger = logging.getLogger(__name__)
+
+BUILT_IN_HOOKS: Final[Mapping[str, str]] = {"array-keeper": "env_worker.arrays.keeper:array_keeper"}
+"""Hooks that are there, by name, as module:attribute."""
 
 
 class EpisodeHook(Protocol):
@@ -35,6 +40,12 @@ class EpisodeHook(Protocol):
     most `linger_seconds`, and says by its exit code that some were left. If they cannot be read, that is
     logged once, and what was read last counts; where nothing was read since something was kept, some are
     taken to be held. A hook that `set_episode_hook` replaced is asked until it holds none.
+
+    One that keeps them in an `env_worker.arrays.store.ArrayStore`, as ArrayKeeper does, has that as its
+    attribute `array_store`. Then this worker's TrainingArrayService serves the store, also after the hook was
+    replaced, the references that it writes name this worker, and room for one more episode is reserved in it
+    before a run is admitted: where there is none, the run is refused. A store belongs to one worker: runs of
+    another one that has the same hook fail.
     """
 
     def keep(self, episode: Episode, sampling: SamplingParams) -> None:
@@ -98,6 +109,15 @@ def _never_runs(function: object) -> bool:
     )
 
 
+def array_store(hook: EpisodeHook | None) -> ArrayStore | None:
+    """The hook's `array_store`; None where it has none. Raises what reading the attribute raises."""
+    if (store := getattr(hook, "array_store", None)) is None:
+        return None
+    from env_worker.arrays.store import ArrayStore  # only where it is used: user modules import this one
+
+    return store if isinstance(store, ArrayStore) else None
+
+
 _current: EpisodeHook | None = None
 
 
@@ -117,13 +137,17 @@ def current_hook() -> EpisodeHook | None:
 
 
 def load_hook(spec: str) -> EpisodeHook:
-    """The hook that `module:attribute` names, or that the class or function of that name returns.
+    """The hook that `module:attribute` names, or that the class or function of that name returns; or that of
+    BUILT_IN_HOOKS.
 
     HookLoadError naming the spec and the reason if there is none.
     """
-    module_name, colon, path = spec.partition(":")
+    module_name, colon, path = BUILT_IN_HOOKS.get(spec, spec).partition(":")
     if not (module_name and colon and path):
-        raise HookLoadError(f"hook {spec!r} is not of the form module:attribute, e.g. my_hooks:hook")
+        raise HookLoadError(
+            f"hook {spec!r} is not of the form module:attribute, e.g. my_hooks:hook, nor one of those that "
+            f"are built in: {', '.join(BUILT_IN_HOOKS)}"
+        )
     try:
         loaded: object = importlib.import_module(module_name)
         for name in path.split("."):
@@ -145,8 +169,8 @@ class HookThreads:
     loop. RuntimeError if their threads cannot be started."""
 
     def __init__(self, keep_threads: int = 4, discard_threads: int = 2) -> None:
-        self._keeps: Final = _started(keep_threads, "hook-keep")
-        self._discards: Final = _started(discard_threads, "hook-discard")
+        self._keeps: Final = started_pool(keep_threads, "hook-keep")
+        self._discards: Final = started_pool(discard_threads, "hook-discard")
         # The pool's own queue would hide when a keep begins, and a run that waits can still be cancelled.
         self.free_keep_threads: Final = asyncio.Semaphore(keep_threads)
         """Hold one around `keep`: then it begins at once."""
@@ -181,21 +205,6 @@ class HookThreads:
         except RuntimeError as error:  # closed: it will not be called
             return error
         return await called
-
-
-def _started(threads: int, name: str) -> ThreadPoolExecutor:
-    """A pool that has all its threads. One that starts them later takes a call before it starts a thread for
-    it: where that failed, another thread would still make the call, a keep beside its own discard."""
-    pool = ThreadPoolExecutor(threads, name)
-    all_there = threading.Barrier(threads)
-    try:
-        for _ in range(threads):
-            pool.submit(all_there.wait)
-    except RuntimeError:
-        all_there.abort()
-        pool.shutdown(wait=False)
-        raise
-    return pool
 
 
 def _outcome(function: Callable[[], object]) -> BaseException | None:

@@ -6,8 +6,32 @@ import errno
 import socket
 from typing import TYPE_CHECKING
 
+from env_worker.setting import SettingsError, is_loopback
+
 if TYPE_CHECKING:
     import grpc.aio
+
+
+class ServerStartError(Exception):
+    """The address cannot be served on; the message says why and what to do."""
+
+
+def check_exposure(flag: str, listen: str, *, insecure: bool) -> None:
+    """SettingsError if `listen`, HOST:PORT of `flag`, is no loopback address and nobody says that it may be
+    so."""
+    if not (insecure or is_loopback(listen)):
+        raise SettingsError(
+            f"{flag} is {listen}, which is not loopback: the connection would be neither encrypted nor "
+            "authenticated; listen on 127.0.0.1, or pass --insecure where the network itself is trusted"
+        )
+
+
+def cannot_listen(flag: str, listen: str, error: Exception) -> ServerStartError:
+    """Why the address of `flag` cannot be served on."""
+    return ServerStartError(
+        f"cannot listen on {listen}: the port is in use, or the address is not this host's; choose another "
+        f"with {flag}, or port 0 for a free one ({error})"
+    )
 
 
 def bind(server: grpc.aio.Server, listen: str) -> int:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from envtrio.v1 import errors_pb2
+from google.protobuf.message import DecodeError, Message
 
 from env_worker import wire
 from env_worker.delta.limits import MAX_MESSAGE_BYTES, largest_field_of
@@ -26,7 +27,11 @@ if TYPE_CHECKING:
     from env_worker.envs.registry import EnvironmentRegistry
     from env_worker.model.base import ModelClient
 
+_M = TypeVar("_M", bound=Message)
+
 PROTOCOL_GENERATION: Final = 1
+BIG_REQUEST_BYTES: Final = 256 * 1024
+"""Larger requests are read in a thread."""
 MAX_NAME_BYTES: Final = 256
 """Most bytes of an owner, a group, a cancel's cause, an environment's or a model's name."""
 MAX_TASK_BYTES: Final = MAX_MESSAGE_BYTES - 1024 * 1024
@@ -37,6 +42,19 @@ MAX_HEADER_BYTES: Final = 4096
 _ID: Final = re.compile(r"[0-9a-f]{32}")
 _HEADER_NAME: Final = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]+")
 _SECRET_HEADERS: Final = frozenset({"authorization", "cookie", "host", "x-api-key"})
+
+
+def decoded(kind: type[_M], data: bytes) -> _M:
+    """The message in `data`. Refusal if there is none, where gRPC itself would say UNKNOWN."""
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise Refusal(
+            errors_pb2.ERROR_REASON_INVALID_REQUEST,
+            f"the request of {len(data)} bytes is no {kind.DESCRIPTOR.name} ({error}); check that the client "
+            "was made from the same protos",
+            field=kind.DESCRIPTOR.name,
+        ) from error
 
 
 def check_generation(theirs: int) -> None:
@@ -60,6 +78,16 @@ def check_request_id(request_id: str) -> None:
             "32 lower-case "
             "hexadecimal digits; use a random 128-bit id, such as uuid.uuid4().hex",
             field="request_id",
+        )
+
+
+def check_digits(field: str, value: str) -> None:
+    """Refusal unless it is 32 lower-case hexadecimal digits, as ids and keys of references are."""
+    if _ID.fullmatch(value) is None:
+        raise _invalid(
+            field,
+            f"starts with {value[:8]!r} and has {len(value)} characters, expected 32 lower-case hexadecimal "
+            "digits; take it from the reference as it is",
         )
 
 

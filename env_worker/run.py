@@ -8,7 +8,7 @@ import logging
 import time
 import uuid
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from envtrio.v1 import errors_pb2
 
@@ -16,28 +16,30 @@ from env_worker import wire
 from env_worker.delta.limits import MessageTooLargeError
 from env_worker.delta.streamer import DeltaStreamer
 from env_worker.domain import Episode, EpisodeError, InvalidTaskError
-from env_worker.domain.ledger import Event
-from env_worker.endings import environment_failed, hook_failed, own_fault, too_large
+from env_worker.domain.ledger import Event, State
+from env_worker.endings import environment_failed, hook_failed, hook_unusable, own_fault, too_large
 from env_worker.environment_loop import WakeUp
 from env_worker.envs.base import Context, play
 from env_worker.port import PortBrokenError, RunPort
 from env_worker.status import Refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
+    from env_worker.admission import Admitted
     from env_worker.domain import SamplingParams
-    from env_worker.domain.ledger import Entry
-    from env_worker.environment_loop import EnvironmentLoop, Outcome
+    from env_worker.environment_loop import Outcome
     from env_worker.envs.base import Environment
-    from env_worker.hook import EpisodeHook, HookThreads
+    from env_worker.hook import EpisodeHook
     from env_worker.model.base import ModelClient
-    from env_worker.slots import Place, Slots
+    from env_worker.run_services import Services
 
 logger = logging.getLogger(__name__)
 
 SLOW_CANCEL_SECONDS: Final = 5.0
 """An environment that takes longer to end after it was cancelled is named in the log."""
+_KEEP_AHEAD: Final = frozenset({State.QUEUED, State.RUNNING, State.KEEPING, State.KEEPING_ABANDONED})
+"""Where `keep` may still be called, or has not returned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,25 +60,6 @@ class RunSpec:
     deadline: float | None = None
 
 
-class Settle(Protocol):
-    """Settles a run's entry; True for whoever moved it. The refusal is what the caller then hears."""
-
-    def __call__(self, run: Run, event: Event, refusal: Refusal | None = None) -> bool: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Services:
-    """What all runs of a worker share."""
-
-    instance: str
-    clock: Callable[[], float]
-    slots: Slots
-    environments: EnvironmentLoop
-    threads: HookThreads
-    hook: Callable[[], EpisodeHook | None]
-    settle: Settle
-
-
 class Run:
     """Carries one run as a task of its own: neither a caller nor its handler can tear it in half.
 
@@ -84,10 +67,8 @@ class Run:
     in, a keep above all. It decides nothing by the exceptions that it meets, only by what the entry says.
     """
 
-    def __init__(
-        self, spec: RunSpec, entry: Entry, port: RunPort[Refusal], place: Place, services: Services
-    ) -> None:
-        self.entry: Final = entry
+    def __init__(self, spec: RunSpec, admitted: Admitted, port: RunPort[Refusal], services: Services) -> None:
+        self.entry: Final = admitted.entry
         self.port: Final = port
         self.name: Final = spec.request_id[:8]
         self.hook: EpisodeHook | None = None
@@ -104,7 +85,8 @@ class Run:
             on_change=WakeUp(self._loop, self._wake.set),
         )
         self._spec: RunSpec | None = spec
-        self._place: Final = place
+        self._place: Final = admitted.place
+        self._reservation = admitted.reservation
         self._services: Final = services
         self._environment: Outcome | None = None
         self._duration_seconds = 0.0
@@ -136,6 +118,18 @@ class Run:
             self._services.slots.leave(self._place)
         self._close(self._environment)
         self._wake.set()
+
+    def moved(self) -> None:
+        """The entry has moved on: where no keep is ahead any more, give back the room that was reserved for
+        it."""
+        if self.entry.state not in _KEEP_AHEAD:
+            self.unreserve()
+
+    def unreserve(self) -> None:
+        """Give back the room that was reserved for its training arrays. Again: changes nothing."""
+        if self._reservation is not None:
+            self._reservation.close()
+            self._reservation = None
 
     def retire(self) -> None:
         """The reply has left: hold on to what a late discard needs, head, trace ids and infos, and nothing
@@ -218,6 +212,13 @@ class Run:
         if hook is None:
             self.episode.drop_arrays()
             return self._settle(Event.FINISHED_UNKEPT)
+        try:
+            self._services.adopt(hook)
+        except Exception as unusable:  # its store is another worker's, or the user's code failed
+            failure = EpisodeError.from_exception(unusable)
+            logger.error("run=%s reason=HOOK_FAILED %s", self.name, failure.traceback or failure.type)
+            self._settle(Event.ENCODE_FAILED, hook_unusable(failure))
+            return False
         async with self._services.threads.free_keep_threads:
             if not self._settle(Event.FINISHED):
                 return False

@@ -10,19 +10,15 @@ from typing import TYPE_CHECKING, Final
 
 from envtrio.v1 import errors_pb2
 
+from env_worker.admission import Admission, refused
 from env_worker.domain.ledger import CancelOutcome, Entry, Event
-from env_worker.domain.runs import (
-    ConfirmOutcome,
-    DuplicateRequestError,
-    InvalidRequestIdError,
-    RunTable,
-    TableFullError,
-)
-from env_worker.endings import ending, full
+from env_worker.domain.runs import ConfirmOutcome, InvalidRequestIdError, RunTable, TableFullError
+from env_worker.endings import ending
 from env_worker.environment_loop import EnvironmentLoop
 from env_worker.hook import HookThreads, current_hook
-from env_worker.run import Run, RunSpec, Services
-from env_worker.slots import QueueFullError, Slots
+from env_worker.run import Run, RunSpec
+from env_worker.run_services import Services
+from env_worker.slots import Slots
 from env_worker.status import Refusal
 from env_worker.tasks import log_failure
 from env_worker.window_bound import WindowBound
@@ -45,6 +41,7 @@ class Runner:
     Args:
         settings: places, queue, windows, threads.
         hook: whom to hand episodes; None: to the hook that is set when an episode finishes.
+        adopt: called with a hook before it is used; raises where this worker cannot use it.
         clock: monotonic seconds.
         instance: the worker process, for episode heads.
     """
@@ -55,6 +52,7 @@ class Runner:
         *,
         instance: str,
         hook: EpisodeHook | None = None,
+        adopt: Callable[[EpisodeHook], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.table: Final = RunTable(late_cancel_seconds=settings.late_cancel_seconds)
@@ -73,21 +71,29 @@ class Runner:
         self._tasks: Final[set[asyncio.Task[None]]] = set()
         self._changed: Final = asyncio.Event()
         self._expiry: asyncio.TimerHandle | None = None
+        get_hook = current_hook if hook is None else lambda: hook
+        self._admission: Final = Admission(self.table, self.slots, hook=get_hook, adopt=adopt, clock=clock)
         self._services: Final = Services(
             instance=instance,
             clock=clock,
             slots=self.slots,
             environments=self.environments,
             threads=self._threads,
-            hook=current_hook if hook is None else lambda: hook,
+            hook=get_hook,
+            adopt=adopt,
             settle=self.settle,
         )
         self.environments.start()
 
     @property
     def accepting(self) -> bool:
-        """Whether a run would be taken now."""
+        """Whether a run would be taken now, if there is room for its training arrays."""
         return not (self.draining or self.slots.full)
+
+    @property
+    def no_array_room(self) -> str:
+        """For people: why there is no room for a run's training arrays; empty where there is."""
+        return self._admission.no_room
 
     async def wait_until(self, reached: Callable[[], bool]) -> None:
         """Wait until `reached()`, which is asked after every change."""
@@ -109,25 +115,7 @@ class Runner:
                 errors_pb2.ERROR_REASON_DRAINING,
                 "the worker stops and takes no new runs; send it elsewhere, or later",
             )
-        try:
-            self.slots.check(size)
-            entry = self.table.admit(spec.request_id, spec.session_id, self._clock())
-        except InvalidRequestIdError as error:
-            raise Refusal(
-                errors_pb2.ERROR_REASON_INVALID_REQUEST_ID, str(error), field="request_id"
-            ) from error
-        except DuplicateRequestError as error:
-            raise Refusal(
-                errors_pb2.ERROR_REASON_DUPLICATE_REQUEST_ID, str(error), request_id=spec.request_id[:8]
-            ) from error
-        except QueueFullError as error:
-            reason = errors_pb2.ERROR_REASON_QUEUE_FULL
-            raise full(reason, error, value=error.value, limit=error.limit) from error
-        except TableFullError as error:
-            raise full(errors_pb2.ERROR_REASON_TABLE_FULL, error) from error
-        if entry.settled:
-            raise ending(entry)  # its cancel came first
-        run = Run(spec, entry, port, self.slots.enter(spec.priority, size), self._services)
+        run = Run(spec, self._admission.admit(spec, size), port, self._services)
         self._runs[spec.request_id] = run
         self._own(run.carry())
         self._changed.set()
@@ -137,12 +125,8 @@ class Runner:
         """Take a run back. Refusal if the id is malformed, or the table of remembered cancels is full."""
         try:
             outcome = self.table.cancel(request_id, self._clock())
-        except InvalidRequestIdError as error:
-            raise Refusal(
-                errors_pb2.ERROR_REASON_INVALID_REQUEST_ID, str(error), field="request_id"
-            ) from error
-        except TableFullError as error:
-            raise full(errors_pb2.ERROR_REASON_TABLE_FULL, error) from error
+        except (InvalidRequestIdError, TableFullError) as error:
+            raise refused(error, request_id) from error
         if (run := self._runs.get(request_id)) is not None:
             self._follow(run)
         return outcome
@@ -196,6 +180,7 @@ class Runner:
     def _follow(self, run: Run, refusal: Refusal | None = None) -> None:
         """What has to happen after the run's entry moved: answer, discard, forget."""
         entry = run.entry
+        run.moved()
         if entry.settled:
             run.end(refusal or ending(entry))
         if entry.discard_due and self.table.settle(entry, Event.DISCARD_BEGAN, self._clock()):
@@ -288,6 +273,8 @@ class Runner:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for run in self._runs.values():
+            run.unreserve()
 
     def _own(self, coroutine: Coroutine[object, object, None]) -> None:
         task = self._loop.create_task(coroutine)

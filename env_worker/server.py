@@ -14,17 +14,21 @@ from grpc_health.v1.health import SERVICE_NAME as HEALTH_NAME
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
+from env_worker.array_limits import array_limits
+from env_worker.arrays import servicer as array_servicer
+from env_worker.arrays.limits import Home
+from env_worker.arrays.metrics import MetricsServer, WorkerCollector
+from env_worker.arrays.serving import ArrayServing
 from env_worker.channel_options import SERVER_OPTIONS
-from env_worker.config import SettingsError, WorkerSettings
 from env_worker.exit_codes import EXIT_OK, EXIT_REFUSED, EXIT_STUCK
 from env_worker.held_arrays import HeldArrays
-from env_worker.hook import current_hook
+from env_worker.hook import HookLoadError, current_hook
 from env_worker.isolate.registry import load_environments
-from env_worker.listening import bind
+from env_worker.listening import bind, cannot_listen, check_exposure
 from env_worker.model.simulated import SimulatedModel
 from env_worker.registration import Registration
 from env_worker.runner import Runner
-from env_worker.servicer import SERVICE_NAME, EnvServicer, describe_environments, method_handlers
+from env_worker.servicer import SERVICE_NAME, VERSION, EnvServicer, describe_environments, method_handlers
 from env_worker.sessions import Sessions
 from env_worker.stopping import Stopping
 from env_worker.stuck import StuckWatch
@@ -33,6 +37,7 @@ from env_worker.tasks import log_failure
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from env_worker.config import WorkerSettings
     from env_worker.envs.registry import EnvironmentRegistry
     from env_worker.hook import EpisodeHook
 
@@ -41,12 +46,8 @@ logger = logging.getLogger(__name__)
 _GRACE_SECONDS: Final = 1.0
 
 
-class ServerStartError(Exception):
-    """The address cannot be served on; the message says why and what to do."""
-
-
 class WorkerServer:
-    """A worker that serves EnvService, health and, on loopback, reflection.
+    """A worker that serves EnvService, TrainingArrayService, health and, on loopback, reflection.
 
     `start` on a running loop, then `address`; `stop` drains. One per process is usual, several in one work.
 
@@ -78,6 +79,8 @@ class WorkerServer:
         """See `exit_codes`; what `stop` could not wait for is in it then."""
         self.address = ""
         """HOST:PORT that is served, once started."""
+        self.metrics_address = ""
+        """HOST:PORT at which Prometheus finds metrics, once started; empty where `settings` ask for none."""
         self._hook: Final = hook
         self._local_slot: Final = local_slot
         self._clock: Final = clock
@@ -85,6 +88,8 @@ class WorkerServer:
         self._stuck: StuckWatch | None = None
         self._runner: Runner | None = None
         self._sessions: Sessions | None = None
+        self._arrays: ArrayServing | None = None
+        self._metrics: MetricsServer | None = None
         self._server: grpc.aio.Server | None = None
         self._registration: Registration | None = None
         self._stop_cause = ""
@@ -105,24 +110,34 @@ class WorkerServer:
         return self._runner
 
     async def start(self) -> None:
-        """Serve. ServerStartError if the address cannot be had, SettingsError if it may not be."""
+        """Serve. ServerStartError if an address cannot be had, SettingsError if it may not be, or an extra is
+        missing; HookLoadError if the hook's arrays cannot be served."""
         settings = self.settings
-        if not (settings.loopback or settings.insecure):
-            raise SettingsError(
-                f"--listen is {settings.listen}, which is not loopback: the connection would be neither "
-                "encrypted nor "
-                "authenticated; listen on 127.0.0.1, or pass --insecure where the network itself is trusted"
-            )
+        check_exposure("--listen", settings.listen, insecure=settings.insecure)
+        if settings.metrics is not None:
+            check_exposure("--metrics", settings.metrics, insecure=settings.insecure)
+        limits = array_limits(settings)
         server = grpc.aio.server(options=SERVER_OPTIONS)
         host = settings.listen.rpartition(":")[0]
         try:
             self.address = f"{host}:{bind(server, settings.listen)}"
         except RuntimeError as error:
-            raise ServerStartError(
-                f"cannot listen on {settings.listen}: the port is in use, or the address is not this host's; "
-                f"choose another with --listen, or port 0 for a free one ({error})"
-            ) from error
-        runner = self._runner = Runner(settings, instance=self.instance, hook=self._hook, clock=self._clock)
+            raise cannot_listen("--listen", settings.listen, error) from error
+        if settings.metrics is not None:
+            metrics = self._metrics = await asyncio.to_thread(MetricsServer, settings.metrics)
+            self.metrics_address = metrics.address
+        hook = current_hook if self._hook is None else lambda: self._hook
+        address = settings.advertised(self.address)
+        arrays = self._arrays = ArrayServing(Home(self.instance, address), limits, hook)
+        if (current := hook()) is not None:
+            try:
+                arrays.adopt(current)  # not only at its first run: what is wrong with it is said here
+            except Exception as error:  # it may be the user's code
+                await arrays.close()
+                raise HookLoadError(f"the hook's training arrays cannot be served: {error}") from error
+        runner = self._runner = Runner(
+            settings, instance=self.instance, hook=self._hook, adopt=arrays.adopt, clock=self._clock
+        )
         model = SimulatedModel(seed=settings.seed, accuracy=settings.accuracy)
         sessions = self._sessions = Sessions(
             runner,
@@ -131,17 +146,27 @@ class WorkerServer:
             clock=self._clock,
         )
         servicer = EnvServicer(
-            runner, self.environments, model, sessions, instance=self.instance, clock=self._clock
+            runner,
+            self.environments,
+            model,
+            sessions,
+            instance=self.instance,
+            clock=self._clock,
+            capabilities=arrays.capabilities,
         )
-        server.add_generic_rpc_handlers((method_handlers(servicer),))
+        array_handlers = array_servicer.method_handlers(array_servicer.TrainingArrayServicer(arrays))
+        server.add_generic_rpc_handlers((method_handlers(servicer), array_handlers))
         health = health_aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(health, server)
         if settings.loopback:
-            reflection.enable_server_reflection((SERVICE_NAME, HEALTH_NAME, reflection.SERVICE_NAME), server)
+            services = (SERVICE_NAME, array_servicer.SERVICE_NAME, HEALTH_NAME, reflection.SERVICE_NAME)
+            reflection.enable_server_reflection(services, server)
         await self._set_health(health)
         await server.start()
         self._server = server
-        hook = current_hook if self._hook is None else lambda: self._hook
+        if self._metrics is not None:
+            self._metrics.show(WorkerCollector(self.instance, VERSION, runner, arrays.stats))
+            logger.info("worker=%s metrics at http://%s/metrics", self.instance[:8], self.metrics_address)
         held = HeldArrays(hook, runner.take_keepers)
         self._stopping = Stopping(settings, runner, held, worker=self.instance, clock=self._clock)
         self._stuck = StuckWatch(
@@ -155,7 +180,7 @@ class WorkerServer:
                 settings.broker,
                 runner=runner,
                 instance=self.instance,
-                address=settings.advertised(self.address),
+                address=address,
                 environments=describe_environments(self.environments, model),
                 local_slot=self._local_slot,
                 drain=self._drain_ordered,
@@ -195,6 +220,7 @@ class WorkerServer:
         if hurry:
             self.hurry()
         assert self._server is not None
+        assert self._arrays is not None
         assert self._stopping is not None
         assert self._stuck is not None
         losses = await self._stopping.run(self._draining, cause=self._stop_cause)
@@ -211,6 +237,9 @@ class WorkerServer:
         await self.environments.close(0 if losses.unfinished else self.settings.kill_seconds)
         await self.runner.close()
         self._stopping.close()
+        await self._arrays.close()
+        if self._metrics is not None:
+            await asyncio.to_thread(self._metrics.close)
         logger.info("worker=%s stopped, %s", self.instance[:8], losses)
         return losses.unfinished
 
@@ -219,10 +248,10 @@ class WorkerServer:
             self._registration.nudge()
 
     def _detail(self) -> str:
-        """For the pool's view: why the worker drains, and what blocks its environments."""
+        """For the pool's view: why the worker drains or refuses runs, and what blocks its environments."""
         drains = f"drains: {self._stop_cause or 'told to'}" if self.runner.draining else ""
         blocked = "" if self._stuck is None else self._stuck.blocked
-        return "; ".join(part for part in (drains, blocked) if part)
+        return "; ".join(part for part in (drains, blocked, self.runner.no_array_room) if part)
 
     def _give_up(self, reason: str) -> None:
         if self.stop_wanted.is_set():

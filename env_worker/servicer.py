@@ -5,21 +5,22 @@ from __future__ import annotations
 import asyncio
 import logging
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import grpc
 from envtrio.v1 import env_service_pb2, errors_pb2
-from google.protobuf.message import DecodeError, Message
 
 from env_worker.delta.limits import MAX_MESSAGE_BYTES
 from env_worker.delta.streamer import DELTA_TARGET_BYTES
 from env_worker.domain.ledger import CancelOutcome
 from env_worker.port import RunPort
 from env_worker.request import (
+    BIG_REQUEST_BYTES,
     PROTOCOL_GENERATION,
     check_generation,
     check_name,
     check_request_id,
+    decoded,
     read_request,
 )
 from env_worker.sessions import CAPABILITY
@@ -38,10 +39,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_M = TypeVar("_M", bound=Message)
-
-BIG_REQUEST_BYTES: Final = 256 * 1024
-"""Larger requests are read in a thread."""
 SERVICE_NAME: Final = env_service_pb2.DESCRIPTOR.services_by_name["EnvService"].full_name
 VERSION: Final = version("envtrio")
 
@@ -69,7 +66,11 @@ def describe_environments(
 
 class EnvServicer:
     """Serves a `Runner`'s runs and its clients' `Sessions`. A handler drains its run's port and decides
-    nothing but "written" and "gone"."""
+    nothing but "written" and "gone".
+
+    Args:
+        capabilities: gives those that Describe lists beside sessions.
+    """
 
     def __init__(
         self,
@@ -80,6 +81,7 @@ class EnvServicer:
         *,
         instance: str,
         clock: Callable[[], float],
+        capabilities: Callable[[], list[str]] = list,
     ) -> None:
         self._runner: Final = runner
         self._environments: Final = environments
@@ -87,6 +89,7 @@ class EnvServicer:
         self._sessions: Final = sessions
         self._instance: Final = instance
         self._clock: Final = clock
+        self._capabilities: Final = capabilities
 
     async def Run(self, data: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
         """See EnvService.Run in env_service.proto. Messages are written as the bytes that the diff made."""
@@ -142,7 +145,7 @@ class EnvServicer:
     ) -> env_service_pb2.CancelResponse:
         """See EnvService.Cancel in env_service.proto."""
         try:
-            request = _decoded(env_service_pb2.CancelRequest, data)
+            request = decoded(env_service_pb2.CancelRequest, data)
             check_generation(request.protocol_generation)
             check_request_id(request.request_id)
             check_name("cause", request.cause)
@@ -162,7 +165,7 @@ class EnvServicer:
     ) -> env_service_pb2.DescribeResponse:
         """See EnvService.Describe in env_service.proto."""
         try:
-            check_generation(_decoded(env_service_pb2.DescribeRequest, data).protocol_generation)
+            check_generation(decoded(env_service_pb2.DescribeRequest, data).protocol_generation)
         except Refusal as refusal:
             await self._abort(context, refusal)
         slots = self._runner.slots
@@ -180,7 +183,7 @@ class EnvServicer:
             ),
             late_cancel_seconds=self._runner.table.late_cancel_seconds,
             session_grace_seconds=self._sessions.table.grace_seconds,
-            capabilities=[CAPABILITY],
+            capabilities=[CAPABILITY, *self._capabilities()],
             ready_workers=int(self._runner.accepting),
         )
 
@@ -203,20 +206,7 @@ class EnvServicer:
 def _read_run(
     data: bytes, environments: EnvironmentRegistry, model: ModelClient, deadline: float | None
 ) -> RunSpec:
-    return read_request(_decoded(env_service_pb2.RunRequest, data), environments, model, deadline)
-
-
-def _decoded(kind: type[_M], data: bytes) -> _M:
-    """The message in `data`. Refusal if there is none, where gRPC itself would say UNKNOWN."""
-    try:
-        return kind.FromString(data)
-    except DecodeError as error:
-        raise Refusal(
-            errors_pb2.ERROR_REASON_INVALID_REQUEST,
-            f"the request of {len(data)} bytes is no {kind.DESCRIPTOR.name} ({error}); check that the client "
-            "was made from the same protos",
-            field=kind.DESCRIPTOR.name,
-        ) from error
+    return read_request(decoded(env_service_pb2.RunRequest, data), environments, model, deadline)
 
 
 def method_handlers(servicer: EnvServicer) -> grpc.GenericRpcHandler:

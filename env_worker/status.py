@@ -35,6 +35,7 @@ CODES: Final[Mapping[ErrorReason.ValueType, grpc.StatusCode]] = {
     errors_pb2.ERROR_REASON_MESSAGE_TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors_pb2.ERROR_REASON_QUEUE_FULL: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors_pb2.ERROR_REASON_TABLE_FULL: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors_pb2.ERROR_REASON_ARRAY_BUDGET: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors_pb2.ERROR_REASON_CANCEL_REQUESTED: grpc.StatusCode.CANCELLED,
     errors_pb2.ERROR_REASON_CALLER_LOST: grpc.StatusCode.CANCELLED,
     errors_pb2.ERROR_REASON_SESSION_LOST: grpc.StatusCode.CANCELLED,
@@ -46,6 +47,11 @@ CODES: Final[Mapping[ErrorReason.ValueType, grpc.StatusCode]] = {
     errors_pb2.ERROR_REASON_ENVIRONMENT_FAILED: grpc.StatusCode.INTERNAL,
     errors_pb2.ERROR_REASON_INTERNAL: grpc.StatusCode.INTERNAL,
     errors_pb2.ERROR_REASON_SESSION_SUPERSEDED: grpc.StatusCode.ABORTED,
+    errors_pb2.ERROR_REASON_ARRAYS_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    errors_pb2.ERROR_REASON_ARRAYS_LOST: grpc.StatusCode.NOT_FOUND,
+    errors_pb2.ERROR_REASON_ARRAYS_INCOMPLETE: grpc.StatusCode.FAILED_PRECONDITION,
+    errors_pb2.ERROR_REASON_TOKEN_RANGE: grpc.StatusCode.OUT_OF_RANGE,
+    errors_pb2.ERROR_REASON_NOT_OFFERED: grpc.StatusCode.UNIMPLEMENTED,
 }
 """Every reason that a worker gives, with the one status it comes with."""
 

@@ -16,6 +16,7 @@ from env_worker.run import RunSpec
 from env_worker.runner import Runner
 from tests.helpers import oracle
 from tests.helpers.clock import FakeClock
+from tests.helpers.counting_store import CountingStore
 from tests.helpers.history import (
     Asked,
     CancelAnswered,
@@ -37,6 +38,7 @@ from tests.helpers.stub_client import new_id
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 
+    from env_worker.arrays.store import ArrayStore
     from env_worker.domain import Episode
     from env_worker.envs.base import Context
     from env_worker.run import Run
@@ -90,6 +92,7 @@ class HaltingHook:
         self.in_keep: dict[str, Callable[[Episode], None]] = {}
         self.in_discard: dict[str, Callable[[Episode], None]] = {}
         self.discarded: list[Episode] = []
+        self.array_store: ArrayStore | None = None
         self._history = history
 
     def keep(self, episode: Episode, sampling: SamplingParams) -> None:
@@ -186,12 +189,17 @@ class Caller:
 
 
 class Harness:
-    """One Runner with a hook, a history and a clock that stands still."""
+    """One Runner with a hook, a history and a clock that stands still.
+
+    The hook has an array store with room for all runs, which counts what was reserved.
+    """
 
     def __init__(self, *, hooked: bool = True, **settings: Any) -> None:
         self.history = History()
         self.clock = FakeClock()
         self.hook = HaltingHook(self.history)
+        self.store = CountingStore()
+        self.hook.array_store = self.store
         self.hooked = hooked
         self.asked = 0
         self.runner = Runner(
@@ -258,6 +266,7 @@ async def running(*, hooked: bool = True, **settings: Any) -> AsyncIterator[Harn
         yield harness
         await harness.at_rest()
         oracle.promises_hold(harness.history, asked=harness.asked, hooked=hooked)
+        harness.store.check()
     finally:
         await within(harness.runner.close())
 

@@ -14,18 +14,19 @@ from tests.helpers.stub_client import new_id
 from tests.helpers.worker_server import SMALL, serving_worker
 
 
-@pytest.mark.parametrize("reason", ["NOT_ADMITTED", "DRAINING", "QUEUE_FULL"])
+@pytest.mark.parametrize("reason", ["NOT_ADMITTED", "DRAINING", "QUEUE_FULL", "ARRAY_BUDGET"])
 async def test_a_refusal_before_admission_is_placed_on_another_worker(reason: str) -> None:
     run = new_id()
-    code = grpc.StatusCode.RESOURCE_EXHAUSTED if reason == "QUEUE_FULL" else grpc.StatusCode.UNAVAILABLE
+    is_full = reason in ("QUEUE_FULL", "ARRAY_BUDGET")
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED if is_full else grpc.StatusCode.UNAVAILABLE
     async with connected() as (broker, client), ScriptedWorker() as first, ScriptedWorker(slots=1) as second:
         await first.register(broker.address)
         first.script(run, Abort(code, reason))
         second.script(run, Send(message("a")))
         await second.register(broker.address, environments=[])
         lone = new_id()
-        # A worker that said DRAINING is not asked again.
-        first.script(lone, Abort(code, reason), optional=reason == "DRAINING")
+        # A worker that said DRAINING is not asked again, one without room for arrays not before it beats.
+        first.script(lone, Abort(code, reason), optional=reason in ("DRAINING", "ARRAY_BUDGET"))
         # Only `first` takes runs: what it refuses waits for the one that is loading.
         pending = client.start(run)
         admitted = asyncio.create_task(pending.initial_metadata())
@@ -40,6 +41,21 @@ async def test_a_refusal_before_admission_is_placed_on_another_worker(reason: st
         await lease.leave()
         for _ in range(2):  # nothing of it happened, so its id is not spent
             assert (await client.run(lone))[1] in ("UNAVAILABLE", "RESOURCE_EXHAUSTED")
+
+
+async def test_a_worker_without_room_for_arrays_is_asked_again_only_after_a_heartbeat() -> None:
+    one, two, three = new_id(), new_id(), new_id()
+    async with connected() as (broker, client), ScriptedWorker() as first, ScriptedWorker() as second:
+        lease = await first.register(broker.address)
+        await second.register(broker.address)
+        first.script(one, Abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "ARRAY_BUDGET"))
+        for run in (one, two):
+            second.script(run, Send(message("a")))
+            assert (await client.run(run))[1] == "OK"
+        assert (list(first.runs), list(second.runs)) == ([one], [one, two])
+        await lease.beat()
+        first.script(three, Send(message("a")))
+        assert (await client.run(three))[1] == "OK"
 
 
 async def test_runs_wait_by_priority_then_in_order() -> None:

@@ -13,7 +13,8 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from env_worker.config import SettingsError, WorkerSettings
-from env_worker.server import ServerStartError, WorkerServer
+from env_worker.listening import ServerStartError
+from env_worker.server import WorkerServer
 from tests.helpers import oracle
 from tests.helpers.clock import FakeClock
 from tests.helpers.history import DiscardBegan, History, KeepBegan

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from tests.mutants.array_budget import ARRAY_BUDGET
 from tests.mutants.broker import BROKER
 from tests.mutants.broker_sessions import BROKER_SESSIONS
 from tests.mutants.client import CLIENT
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from tests.mutants.mutant import Mutant
 
 MUTANTS: Final[tuple[Mutant, ...]] = (
+    *ARRAY_BUDGET,
     *WORKER,
     *WORKER_SESSIONS,
     *BROKER,

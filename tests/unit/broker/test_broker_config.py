@@ -7,6 +7,7 @@ import pytest
 from env_broker.cli import main
 from env_broker.config import VARIABLE_PREFIX, BrokerSettings, SettingsError, settings_table
 from env_broker.variables import unknown_variables
+from env_broker.worker_variables import inherited
 
 
 def test_flags_beat_variables_and_variables_beat_defaults() -> None:
@@ -75,6 +76,25 @@ def test_local_workers_get_what_the_broker_was_given() -> None:
     bare = BrokerSettings().worker_arguments("127.0.0.1:9")
     assert not any(part.startswith(("--hook", "--max-concurrent", "--late")) for part in bare)
     assert settings.stop_seconds == 100.0
+
+
+def test_local_workers_hear_how_many_share_the_hosts_memory() -> None:
+    elastic = BrokerSettings(min_workers=1, max_workers=3, environments=("a",), hook="array-keeper")
+    arguments = elastic.worker_arguments("127.0.0.1:9")
+    assert {"--array-workers=3", "--hook=array-keeper"} <= set(arguments)
+    lone = BrokerSettings(workers=1, environments=("a",)).worker_arguments("127.0.0.1:9")
+    assert not any(part.startswith("--array") for part in lone)
+
+
+def test_local_workers_inherit_no_address_that_only_one_could_have() -> None:
+    variables = {
+        "ENV_WORKER_ADVERTISE": "host:1",
+        "ENV_WORKER_METRICS": "127.0.0.1:9100",
+        "ENV_WORKER_ARRAY_SPILL_DIR": "spill",
+        "PATH": "a:0",
+    }
+    assert set(inherited(variables)) == {"ENV_WORKER_ARRAY_SPILL_DIR", "PATH"}
+    assert inherited({"ENV_WORKER_METRICS": "127.0.0.1:0"}) == {"ENV_WORKER_METRICS": "127.0.0.1:0"}
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"]])

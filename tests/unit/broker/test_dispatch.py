@@ -286,3 +286,57 @@ async def test_a_worker_that_refused_a_run_is_avoided() -> None:
     assert not scene.dispatcher.serves_elsewhere("e", {"1", "2"})
     scene.pool.drain("2")
     assert not scene.dispatcher.serves_elsewhere("e", {"1"})
+
+
+async def test_a_worker_without_room_for_arrays_gets_no_runs_until_it_has_some() -> None:
+    scene = Scene()
+    one, two = scene.add("1", "e", slots=2), scene.add("2", "e")
+    scene.dispatcher.full(one, "2 of 2 bytes are held")
+    assert await scene.dispatcher.acquire("a", "e") is two
+    waiting = await scene.wait("b")  # for the other, although this one has free slots
+    scene.dispatcher.full(one, "again")
+    assert not waiting.done()
+    assert scene.pool.relent("1")
+    assert not scene.pool.relent("1")
+    scene.dispatcher.reconsider()
+    assert await waiting is one
+
+
+async def test_where_all_are_without_room_a_run_is_refused_and_so_is_what_waits() -> None:
+    scene = Scene()
+    one, two = scene.add("1", "e"), scene.add("2", "e")
+    assert {await scene.dispatcher.acquire(name, "e") for name in "ab"} == {one, two}
+    waiting = await scene.wait("c")
+    scene.dispatcher.full(one, "9 of 9 bytes are held")
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    assert scene.dispatcher.serves_elsewhere("e", {"1"})
+    assert not scene.dispatcher.serves_elsewhere("e", {"2"})
+    scene.dispatcher.full(two, "")
+    for refusal in (await refusal_of(waiting), await refused(scene), await refused(scene, "")):
+        assert (refusal.reason, refusal.code.name) == ("ARRAY_BUDGET", "RESOURCE_EXHAUSTED")
+        assert (refusal.retry_after, refusal.metadata) == (1.0, {"workers": "2"})
+        assert "release arrays that were fetched" in refusal.message
+        assert "worker 2: it did not say why" in refusal.message
+
+
+async def test_a_worker_that_may_come_is_waited_for_although_the_others_have_no_room() -> None:
+    scene = Scene()
+    scene.dispatcher.full(scene.add("1", "e"), "full")
+    scene.prospects.expected = True
+    waiting = await scene.wait("a")
+    two = scene.add("2", "e")
+    assert await waiting is two
+    scene.prospects.expected = False
+    scene.dispatcher.full(two, "full")
+    scene.add("3")  # its environments are loading
+    loading = await scene.wait("b")
+    scene.pool.add("3", "l2", "3", ["other"], 1, 60.0, 0.0)
+    scene.dispatcher.reconsider()
+    assert (await refusal_of(loading)).reason == "ARRAY_BUDGET"
+
+
+async def refusal_of(waiting: asyncio.Task[Worker]) -> Refusal:
+    with pytest.raises(Refusal) as error:
+        await waiting
+    return error.value

@@ -191,3 +191,16 @@ def test_runs_of_other_callers_make_a_worker_busy_but_are_not_counted_twice() ->
     # A heartbeat that left before the run arrived.
     assert pool.heartbeat("w1", "l1", 3.0, load=Load(running=0))
     assert dialled.foreign == 0
+
+
+def test_a_worker_without_room_for_arrays_gets_no_runs_until_its_next_heartbeat_or_registration() -> None:
+    pool = Pool(lease_seconds=LEASE)
+    worker = add(pool, "w")
+    worker.full_because = "no room"
+    assert pool.pick("e") is None
+    assert not worker.open_for_runs
+    assert pool.relent("w")
+    assert pool.pick("e") is worker
+    worker.full_because = "no room"
+    assert add(pool, "w", lease="l2") is worker
+    assert (worker.full_because, pool.relent("w"), pool.relent("nobody")) == ("", False, False)

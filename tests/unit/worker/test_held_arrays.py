@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 
 from env_worker import held_arrays
+from env_worker.arrays.limits import ArrayLimits, Home
+from env_worker.arrays.store import ArrayStore
 from env_worker.held_arrays import Held, HeldArrays
+from tests.helpers.array_service import kept
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,6 +65,24 @@ def asking(hook: Plain | None) -> Iterator[HeldArrays]:
 async def test_what_the_hook_holds(hook: Plain | None, expected: Held) -> None:
     with asking(hook) as held:
         assert await held.read() == expected
+
+
+async def test_a_hook_around_a_store_holds_what_the_store_says_unless_it_says_so_itself() -> None:
+    class Wrapping(Plain):
+        array_store = ArrayStore(ArrayLimits(2**20))
+
+    class Both(Says):
+        array_store = Wrapping.array_store
+
+    Wrapping.array_store.attach(Home("0" * 32, "127.0.0.1:1"), ArrayLimits(2**20))
+    kept(Wrapping.array_store, 10)
+    for hook, expected in (
+        (Wrapping(), Held(1, Wrapping.array_store.held_array_bytes)),
+        (Both(7, 8), Held(7, 8)),
+    ):
+        with asking(hook) as held:
+            assert await held.read() == expected
+    Wrapping.array_store.close()
 
 
 class UnprintableError(Exception):

@@ -1,0 +1,66 @@
+"""How much of a worker's training arrays is kept, from its settings and from what the host has."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from env_worker.arrays.limits import ArrayLimits
+from env_worker.arrays.segment import check_folder
+from env_worker.domain import TRAINING_ARRAY_FIELDS
+from env_worker.memory import usable_memory_bytes
+from env_worker.setting import SettingsError
+
+if TYPE_CHECKING:
+    from env_worker.config import WorkerSettings
+
+logger = logging.getLogger(__name__)
+
+MEMORY_SHARE: Final = 4
+"""One part of so many of the usable memory, where no setting says how much."""
+SPILL_SHARE: Final = 2
+"""One part of so many of the folder's free space, likewise."""
+
+
+def array_limits(settings: WorkerSettings) -> ArrayLimits:
+    """The limits for what hooks leave to the worker; logs those that it has worked out itself.
+
+    SettingsError if there is no such spill folder, or no file can be made in it.
+    """
+    memory_bytes, spill_bytes, folder = settings.array_memory_bytes, settings.array_spill_bytes, None
+    if memory_bytes is None:
+        usable = usable_memory_bytes()
+        memory_bytes = usable // MEMORY_SHARE // settings.array_workers
+        logger.info(
+            "training arrays may take %d bytes of memory: 1/%d of the %d bytes that this process may use%s; "
+            "--array-memory-bytes sets another limit",
+            memory_bytes, MEMORY_SHARE, usable, _shared(settings.array_workers),
+        )  # fmt: skip
+    if settings.array_spill_dir is not None:
+        folder = Path(settings.array_spill_dir).absolute()
+        try:
+            check_folder(folder)
+        except ValueError as error:
+            raise SettingsError(f"--array-spill-dir is {settings.array_spill_dir!r}: {error}") from error
+        if spill_bytes is None:
+            free = shutil.disk_usage(folder).free
+            spill_bytes = free // SPILL_SHARE // settings.array_workers
+            logger.info(
+                "training arrays beyond that may take %d bytes of %s: 1/%d of the %d bytes that are free "
+                "there%s; --array-spill-bytes sets another limit",
+                spill_bytes, folder, SPILL_SHARE, free, _shared(settings.array_workers),
+            )  # fmt: skip
+    return ArrayLimits(
+        memory_bytes=memory_bytes,
+        spill_dir=folder,
+        spill_bytes=spill_bytes or 0,
+        lease_seconds=settings.array_lease_seconds,
+        fields=tuple(dict.fromkeys(settings.array_fields)) or TRAINING_ARRAY_FIELDS,
+        strict=settings.array_strict,
+    )
+
+
+def _shared(workers: int) -> str:
+    return "" if workers == 1 else f", shared by {workers} workers"

@@ -1,0 +1,194 @@
+"""The stores of training arrays that a worker serves."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from env_worker.arrays.errors import ArraysNotFoundError
+from env_worker.arrays.pieces import Pieces
+from env_worker.arrays.store import Released
+from env_worker.hook import array_store
+from env_worker.tasks import log_failure
+from env_worker.thread_pool import started_pool
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+    from concurrent.futures import Future
+
+    from env_worker.arrays.fetch import Fetch
+    from env_worker.arrays.limits import ArrayLimits, Home
+    from env_worker.arrays.stats import ArrayStats
+    from env_worker.arrays.store import ArrayStore
+    from env_worker.hook import EpisodeHook
+
+logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+CAPABILITY: Final = "training-arrays"
+EXPIRE_SECONDS: Final = 1.0
+"""How often leases are looked at."""
+_WORK_THREADS: Final = 4
+_READ_THREADS: Final = 2
+
+
+class ArrayServing:
+    """Knows the stores of all hooks that a worker had, and does in threads what may take long. For one event
+    loop.
+
+    Arrays are found whichever hook kept them: a store is served until the worker ends, also when
+    `set_episode_hook` has put another hook in its hook's place.
+
+    Args:
+        home: the worker, as references name it.
+        limits: for what a store's hook leaves to the worker.
+        hook: gives the current hook.
+    """
+
+    def __init__(self, home: Home, limits: ArrayLimits, hook: Callable[[], EpisodeHook | None]) -> None:
+        self.home: Final = home
+        self._limits: Final = limits
+        self._hook: Final = hook
+        self._unserved: EpisodeHook | None = None
+        self._stores: tuple[ArrayStore, ...] = ()
+        self._threads: ArrayThreads | None = None
+        """There where there are stores."""
+        self._expiry: Final = asyncio.get_running_loop().create_task(self._expire(), name="array-leases")
+        self._expiry.add_done_callback(log_failure)
+
+    @property
+    def offered(self) -> bool:
+        """Whether there is a store that can be asked."""
+        self._adopt_current()
+        return bool(self._stores)
+
+    def capabilities(self) -> list[str]:
+        """What Describe lists of it."""
+        return [CAPABILITY] if self.offered else []
+
+    def adopt(self, hook: EpisodeHook) -> None:
+        """Serve the store of a hook that has one (attribute `array_store`), and tell it its worker.
+
+        To adopt a hook again changes nothing. ValueError if the store is another worker's, RuntimeError if
+        threads cannot be started; whatever reading the attribute raises.
+        """
+        store = array_store(hook)
+        if store is not None and store not in self._stores:
+            self._threads = self._threads or ArrayThreads()
+            store.attach(self.home, self._limits)
+            self._stores = (store, *self._stores)
+
+    def stats(self) -> list[ArrayStats]:
+        """What the stores say of themselves, that of the latest hook first. Also for other threads."""
+        return [store.stats() for store in self._stores]
+
+    @asynccontextmanager
+    async def fetching(
+        self, key: str, fields: Sequence[str], start: int, end: int | None
+    ) -> AsyncIterator[tuple[Fetch, Pieces]]:
+        """A fetch, opened as `ArrayStore.open` does and closed at the end, and its body."""
+        if self._threads is None:
+            raise ArraysNotFoundError(key)
+        opening = self._threads.work.submit(self._open, key, fields, start, end)
+        try:
+            fetch = await asyncio.wrap_future(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(_close_unwanted)
+            raise
+        try:
+            yield fetch, Pieces(fetch, self._threads.reads)
+        finally:
+            self._close_fetch(fetch)
+
+    async def release(self, keys: Sequence[str]) -> Released:
+        """Free these; `not_found` are those that no store has."""
+        released = await self._of_all(lambda store: store.release(keys))
+        return released._replace(not_found=len(keys) - released.released)
+
+    async def release_owner(self, owner: str) -> Released:
+        """Free all whose run named this owner."""
+        return await self._of_all(lambda store: store.release_owner(owner))
+
+    async def close(self) -> None:
+        """Free everything: arrays end with their worker."""
+        self._expiry.cancel()
+        await asyncio.gather(self._expiry, return_exceptions=True)
+        for store in self._stores:
+            await self._in_thread(store.close)
+        if self._threads is not None:
+            self._threads.close()
+
+    def _adopt_current(self) -> None:
+        """Also a hook that has kept nothing yet, or that nobody told this worker of."""
+        hook = self._hook()
+        if hook is None or hook is self._unserved:
+            return
+        try:
+            self.adopt(hook)
+        except Exception as error:  # the attribute may be the user's code
+            self._unserved = hook
+            logger.error("reason=HOOK_FAILED the hook's arrays are not served: %s", error)
+
+    def _open(self, key: str, fields: Sequence[str], start: int, end: int | None) -> Fetch:
+        missing = ArraysNotFoundError(key)
+        for store in self._stores:
+            try:
+                return store.open(key, fields, start, end)
+            except ArraysNotFoundError as error:
+                missing = error
+        raise missing
+
+    def _close_fetch(self, fetch: Fetch) -> None:
+        # In a thread: it may be the last that holds a segment, and to give gigabytes back takes a while.
+        assert self._threads is not None
+        try:
+            self._threads.work.submit(fetch.close)
+        except RuntimeError:  # the worker ends
+            fetch.close()
+
+    async def _of_all(self, release: Callable[[ArrayStore], Released]) -> Released:
+        """What `release` frees in all stores."""
+        parts = [await self._in_thread(partial(release, store)) for store in self._stores]
+        return Released(*map(sum, zip(*parts, strict=True))) if parts else Released(0, 0, 0)
+
+    async def _expire(self) -> None:
+        while True:
+            await asyncio.sleep(EXPIRE_SECONDS)
+            self._adopt_current()
+            for store in self._stores:
+                try:
+                    await self._in_thread(store.expire)
+                except Exception:
+                    logger.exception("reason=INTERNAL leases of training arrays could not be looked at")
+
+    async def _in_thread(self, function: Callable[[], _T]) -> _T:
+        assert self._threads is not None
+        return await asyncio.get_running_loop().run_in_executor(self._threads.work, function)
+
+
+class ArrayThreads:
+    """Threads for what may wait for a lock, a disk, or the system. RuntimeError if they cannot be started."""
+
+    def __init__(self) -> None:
+        self.work: Final = started_pool(_WORK_THREADS, "arrays")
+        """For opening, releasing and closing."""
+        try:
+            self.reads: Final = started_pool(_READ_THREADS, "array-reads")
+            """For what lies on a disk: a slow one keeps nobody from opening and releasing."""
+        except RuntimeError:
+            self.work.shutdown(wait=False)
+            raise
+
+    def close(self) -> None:
+        """Take no more calls. Does not wait for those that run."""
+        self.work.shutdown(wait=False)
+        self.reads.shutdown(wait=False)
+
+
+def _close_unwanted(opening: Future[Fetch]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()

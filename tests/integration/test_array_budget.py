@@ -1,0 +1,235 @@
+"""A pool whose workers have little room for training arrays: who gets a run, who refuses it, and what makes
+room again."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from env_client import ArrayBudgetError, EnvClient
+from env_client.batch import Batch
+from env_client.tally import Tally
+from env_worker import ArrayKeeper
+from env_worker.config import WorkerSettings
+from env_worker.server import WorkerServer
+from tests.helpers.history import History
+from tests.helpers.raw_client import connected
+from tests.helpers.runner_harness import within
+from tests.helpers.stub_client import StubClient, new_id
+from tests.helpers.worker_server import ENDLESS, SMALL
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from env_broker.pool import Worker
+    from env_broker.server import BrokerServer
+
+EPISODE_BYTES = 8192
+"""What one episode of SMALL takes: a page for the header, and one for all the rest."""
+OWNER = "a test"
+
+
+@dataclass
+class Pool:
+    """A broker, its workers with their keepers, and a client."""
+
+    broker: BrokerServer
+    client: StubClient
+    workers: list[WorkerServer]
+    keepers: list[ArrayKeeper]
+
+    @property
+    def held(self) -> list[int]:
+        """Episodes that each worker holds."""
+        return [keeper.held_arrays for keeper in self.keepers]
+
+    def of_pool(self, number: int) -> Worker:
+        """What the broker knows of that worker."""
+        worker = self.broker.pool.get(self.workers[number].instance)
+        assert worker is not None
+        return worker
+
+    async def run(self, request_id: str | None = None) -> str:
+        """One run; how it ended."""
+        outcome = await self.client.run(SMALL, request_id=request_id or new_id(), owner=OWNER)
+        return outcome.reason or outcome.code
+
+    async def fill(self) -> None:
+        """Run until one is refused."""
+        async with asyncio.timeout(20):
+            while (ended := await self.run()) == "OK":
+                pass
+        assert ended == "ARRAY_BUDGET"
+
+    async def until(self, reached: Callable[[], bool]) -> None:
+        """Wait for what nobody tells, one event-loop turn at a time."""
+        async with asyncio.timeout(20):
+            while not reached():  # noqa: ASYNC110  # nobody tells
+                await asyncio.sleep(0)
+
+    async def until_open(self) -> None:
+        """Wait until every worker would be asked again: it has sent a heartbeat."""
+        await self.until(lambda: all(self.of_pool(n).open_for_runs for n in range(len(self.workers))))
+
+    def nothing_is_reserved(self) -> None:
+        """No run is left that has room reserved."""
+        assert [keeper.array_store.stats().reservations for keeper in self.keepers] == [0] * len(self.keepers)
+
+
+@asynccontextmanager
+async def pool(*rooms: int, max_concurrent: int = 8) -> AsyncIterator[Pool]:
+    """A pool of workers with room for so many episodes each."""
+    async with AsyncExitStack() as stack:
+        broker, _ = await stack.enter_async_context(connected(heartbeat_seconds=0.05))
+        client = await stack.enter_async_context(StubClient(broker.address, History()))
+        found = Pool(broker, client, [], [])
+        for room in rooms:
+            keeper = ArrayKeeper(memory_bytes=room * EPISODE_BYTES)
+            worker = WorkerServer(
+                WorkerSettings(
+                    environments=("synthetic",), broker=broker.address, max_concurrent=max_concurrent
+                ),
+                hook=keeper,
+            )
+            await worker.start()
+            stack.push_async_callback(worker.stop, hurry=True)
+            found.workers.append(worker)
+            found.keepers.append(keeper)
+        await found.until(lambda: [w.reachable for w in broker.pool.workers()] == [True] * len(rooms))
+        yield found
+        found.nothing_is_reserved()
+        for worker in found.workers:
+            await within(worker.runner.wait_replied())
+        found.nothing_is_reserved()
+
+
+async def test_runs_go_to_the_worker_that_has_room() -> None:
+    async with pool(1, 5) as found:
+        assert [await found.run() for _ in range(6)] == ["OK"] * 6
+        assert found.held == [1, 5], "the full worker is the idle one, and yet it is passed over"
+        assert [keeper.held_array_bytes for keeper in found.keepers] == [EPISODE_BYTES, 5 * EPISODE_BYTES]
+
+
+async def test_where_all_are_full_a_run_is_refused_until_arrays_are_released() -> None:
+    async with pool(1, 2) as found:
+        await found.fill()
+        assert found.held == [1, 2]
+        run = new_id()
+        for _ in range(2):  # it had no effect anywhere, so its id is not spent
+            outcome = await found.client.run(SMALL, request_id=run)
+            assert (outcome.code, outcome.reason) == ("RESOURCE_EXHAUSTED", "ARRAY_BUDGET")
+            assert outcome.retry_seconds == 1.0
+            assert "release arrays that were fetched" in outcome.message
+        assert found.broker.dispatcher.queued == 0
+        assert found.keepers[1].array_store.release_owner(OWNER).released == 2
+        await found.until_open()
+        assert await found.run(run) == "OK"
+        assert found.held == [1, 1]
+
+
+async def test_a_discarded_episode_makes_room_too() -> None:
+    async with pool(1) as found:
+        outcome = await found.client.run(SMALL)
+        assert outcome.code == "OK"
+        assert await found.run() == "ARRAY_BUDGET"
+        assert await found.client.cancel(outcome.run) == "DISCARDED"
+        await found.until(lambda: found.held == [0])
+        await found.until_open()
+        assert await found.run() == "OK"
+
+
+async def test_many_runs_at_once_take_no_more_than_there_is_and_leave_nothing_reserved() -> None:
+    async with pool(3, 2) as found:
+        assert [await found.run(), await found.run()] == ["OK", "OK"]
+        assert found.held == [1, 1], "from now on both know how large an episode is"
+        ends = await asyncio.gather(*(found.run() for _ in range(24)))
+        assert set(ends) <= {"OK", "ARRAY_BUDGET"}
+        assert 2 + ends.count("OK") == sum(found.held) <= 5
+        await found.fill()
+        assert found.held == [3, 2]
+
+
+async def test_a_busy_worker_that_has_room_is_waited_for_although_the_full_one_is_idle() -> None:
+    async with pool(1, 9, max_concurrent=1) as found:
+        while found.held[0] == 0:
+            assert await found.run() == "OK"
+        busy = found.client.start(ENDLESS)
+        await found.until(lambda: found.of_pool(1).busy == 1)
+        kept = found.held[1]
+        waiting = asyncio.create_task(found.run())
+        await found.until(lambda: found.broker.dispatcher.queued == 1)
+        # With every heartbeat of the full worker it is offered the run again.
+        for _ in range(3):
+            reported = found.of_pool(0).reported_at
+            await found.until(lambda reported=reported: found.of_pool(0).reported_at != reported)  # type: ignore[misc]
+        assert not waiting.done()
+        assert await found.client.cancel(busy.run) == "ABORTED"
+        await busy.finish()
+        assert await waiting == "OK"
+        assert found.held == [1, kept + 1]
+
+
+async def test_the_pools_view_says_of_a_worker_that_it_is_full() -> None:
+    async with pool(1) as found:
+        await found.fill()
+
+        def said() -> str:
+            (view,) = found.broker.observer.view.take().workers
+            assert view.held_array_bytes in (0, EPISODE_BYTES)
+            return view.detail if view.held_array_bytes else ""
+
+        await found.until(lambda: said().startswith("array budget full: no room for the training arrays"))
+        found.keepers[0].array_store.release_owner(OWNER)
+        await found.until(lambda: said() == "" and found.of_pool(0).load.held_array_bytes == 0)
+
+
+class ReleasingDisplay:
+    """Releases everything when it hears that there is no room."""
+
+    interval_seconds = 1000.0
+
+    def __init__(self, found: Pool) -> None:
+        self.said: list[str] = []
+        self._found = found
+
+    def show(self, tally: Tally) -> None: ...
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+        for keeper in self._found.keepers:
+            keeper.array_store.release_owner(OWNER)
+
+
+async def test_a_batch_waits_for_room_and_goes_on() -> None:
+    async with pool(1, 2) as found, EnvClient(found.broker.address, owner=OWNER) as client:
+        display, tally = ReleasingDisplay(found), Tally(5)
+        async with asyncio.timeout(30):
+            await Batch(client, [SMALL], tally, None).run(1, display)
+        assert {name: group.outcomes for name, group in tally.by_outcome.items()} == {"ok": 5}
+        (said,) = display.said
+        assert "has no room for more runs now" in said
+        assert "ARRAY_BUDGET" in said
+
+
+async def test_a_batch_that_may_not_wait_has_the_refusal_as_its_outcome() -> None:
+    async with pool(1) as found, EnvClient(found.broker.address, owner=OWNER) as client:
+        tally = Tally(3)
+        display = ReleasingDisplay(found)
+        await Batch(client, [SMALL], tally, None, wait_seconds=0.5).run(1, display)
+        assert {name: group.outcomes for name, group in tally.by_outcome.items()} == {
+            "ok": 1,
+            "ArrayBudgetError": 2,
+        }
+        assert display.said == []
+
+
+async def test_the_client_raises_an_error_of_its_own() -> None:
+    async with pool(1) as found, EnvClient(found.broker.address, owner=OWNER) as client:
+        await found.fill()
+        with pytest.raises(ArrayBudgetError) as refused:
+            await client.run(SMALL)
+        assert refused.value.retry_after == 1.0
