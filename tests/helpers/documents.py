@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 import env_broker.config
 import env_client.config
 import env_worker.config
+from env_worker.arrays.metrics import WorkerCollector
+from env_worker.arrays.stats import ArrayStats
 from env_worker.domain.ledger import diagram
 
 if TYPE_CHECKING:
@@ -32,6 +35,18 @@ def ledger_section() -> str:
     return f"```mermaid\n{diagram()}```"
 
 
+def metrics_section() -> str:
+    """A Markdown table of a worker's metrics, by the names under which Prometheus finds them."""
+    runs: Any = SimpleNamespace(draining=False, slots=SimpleNamespace(held=0, waiting=0), counters={})
+    stats = ArrayStats(incomplete_fields={"routed_experts": 1})
+    rows = ["| metric | kind | labels | what it says |", "| --- | --- | --- | --- |"]
+    for metric in WorkerCollector("", "", runs, lambda: [stats]).collect():
+        sample = metric.samples[0]
+        labels = ", ".join(f"`{label}`" for label in sample.labels)
+        rows.append(f"| `{sample.name}` | {metric.type} | {labels} | {metric.documentation} |")
+    return "\n".join(rows)
+
+
 SECTIONS: Final[Mapping[str, Mapping[str, Callable[[], str]]]] = {
     "README.md": {
         "settings of env-worker": lambda: settings_section(env_worker.config.settings_table()),
@@ -39,6 +54,7 @@ SECTIONS: Final[Mapping[str, Mapping[str, Callable[[], str]]]] = {
         "settings of env-client": lambda: settings_section(env_client.config.settings_table()),
     },
     "ARCHITECTURE.md": {"ledger diagram": ledger_section},
+    "docs/training_arrays.md": {"metrics of env-worker": metrics_section},
 }
 
 

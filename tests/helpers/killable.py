@@ -29,9 +29,10 @@ def fixed_port() -> int:
     """A port that is free now, for a server that comes back to it.
 
     Below those from which the kernel connects, or whoever dials it while the server is away may be given that
-    very port, and is connected with itself.
+    very port, and is connected with itself. Processes that were started one after another, as those of a
+    parallel run of the tests, search far apart: none may find the other's while its server is away.
     """
-    for port in range(20_000 + os.getpid() % 9_000, 32_000):
+    for port in range(20_000 + os.getpid() * 101 % 9_000, 32_000):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port

@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 from envtrio.v1 import registry_service_pb2, registry_service_pb2_grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from tests.helpers.pool_watch import PoolWatcher
 from tests.helpers.stub_client import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 PATIENCE_SECONDS: Final = 10.0
+NOT_TRIED: Final = "the broker has yet to reach it"
+"""What a view of the pool says of a worker while the broker's call to it has no answer."""
 
 
 class Lease:
@@ -43,10 +45,16 @@ class Lease:
         await self.send(heartbeat=registry_service_pb2.WorkerHeartbeat(seq=self._seq, **fields))
         assert (await self.read()).heartbeat_ack.seq == self._seq
 
-    async def round_trip(self) -> None:
-        """Ask the broker something that changes nothing, so that it has seen what it got before."""
-        health: Any = health_pb2_grpc.HealthStub(self._channel)  # its types know no aio channel
-        await health.Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE_SECONDS)
+    async def dialled_back(self, instance: str) -> None:
+        """Wait until the broker knows whether that worker can be reached, or does not know the worker."""
+        pool = PoolWatcher(self._channel)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            undecided = True
+            while undecided:
+                # A new watch has a view at once, where the next one of an old watch keeps its interval.
+                view = await (watch := pool.watch()).next()
+                watch.cancel()
+                undecided = any(w.instance == instance and NOT_TRIED in w.detail for w in view.workers)
 
     async def acknowledge(self, request_ids: Sequence[str]) -> None:
         """These were discarded. A heartbeat follows, so that the broker has seen it."""

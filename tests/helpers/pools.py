@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from tests.helpers.history_pipe import HistoryPipe
 from tests.helpers.oracle import GuaranteeBroken
+from tests.helpers.pool_watch import states, watcher
 from tests.helpers.snapshot import alive, descendants
 from tests.helpers.stub_client import StubClient
 
@@ -120,9 +121,11 @@ async def worker_subject(directory: Path, *arguments: str) -> AsyncIterator[Subj
 
 @asynccontextmanager
 async def broker_subject(directory: Path, *arguments: str) -> AsyncIterator[Subject]:
-    """A broker with two local workers."""
+    """A broker with two local workers, which are both there: while one is expected, a run may wait for it."""
     some = ("--workers", "2", "--max-concurrent", "32", *arguments)
     async with _subject("broker", "env_broker", directory, some) as subject:
+        async with watcher(subject.address) as watching:
+            await watching.watch().until(lambda view: set(states(view)) == {"READY"})
         yield subject
 
 

@@ -200,7 +200,7 @@ class ScriptedWorker:
         lease.registered = (await lease.read()).registered
         if hello.address == f"127.0.0.1:{self.port}":
             await self.until(lambda: self.described > described)
-            await lease.round_trip()
+            await lease.dialled_back(hello.instance)
         return lease
 
     def hello(self, **fields: Any) -> registry_service_pb2.WorkerHello:

@@ -1,0 +1,1 @@
+"""Training arrays from the workers that keep them: references, fetches, releases."""
