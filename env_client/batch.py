@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from env_client.errors import MessageTooLargeError, ResourceExhaustedError
 from env_client.jsonl import outcome_line
 from env_client.readiness import Readiness
 from env_client.request import new_request_id
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from env_client.client import EnvClient
     from env_client.progress import Display
     from env_client.tally import Tally
+
+_LEAST_PAUSE_SECONDS: Final = 0.05
 
 
 class TasksError(ValueError):
@@ -55,7 +58,9 @@ class Batch:
         out: gets one JSON line for each outcome, as they come; None: nobody does.
         env: the environment that was asked for, if one was: the kind of a run that has no episode to say.
         wait_seconds: how long runs wait, before they are sent, for a server that takes none. Those that it
-            does not take within that time are not sent, and their outcome is the UnavailableError.
+            does not take within that time are not sent, and their outcome is the UnavailableError. Also how
+            long a run that a bound refused (a full queue, the budget for training arrays) is sent again, each
+            time when the server says and under a new request_id; then its outcome is that refusal.
     """
 
     def __init__(
@@ -74,6 +79,7 @@ class Batch:
         self._env = env or "(unknown)"
         self._wait_seconds = wait_seconds
         self._writing = threading.Lock()
+        self._has_told = False
 
     async def run(self, concurrency: int, display: Display) -> None:
         """Run them all, so many at once. Raises only what is no outcome: that a line could not be written."""
@@ -84,7 +90,7 @@ class Batch:
             try:
                 async with asyncio.TaskGroup() as lanes:
                     for _ in range(min(concurrency, self._tally.total)):
-                        lanes.create_task(self._lane(indices, readiness))
+                        lanes.create_task(self._lane(indices, readiness, display))
             finally:
                 showing.cancel()
                 display.show(self._tally)
@@ -94,25 +100,20 @@ class Batch:
             display.show(self._tally)
             await asyncio.sleep(display.interval_seconds)
 
-    async def _lane(self, indices: Iterator[int], readiness: Readiness) -> None:
+    async def _lane(self, indices: Iterator[int], readiness: Readiness, display: Display) -> None:
         for index in indices:
-            await self._run_one(index, self._tasks[index % len(self._tasks)], readiness)
+            await self._run_one(index, self._tasks[index % len(self._tasks)], readiness, display)
 
-    async def _run_one(self, index: int, task: Mapping[str, Any], readiness: Readiness) -> None:
-        request_id = new_request_id()
-        outcome: Episode | Exception
-        try:
-            await readiness.wait()
-            async with self._client.stream(task, request_id=request_id) as stream:
-                before = 0
-                async for _ in stream:
-                    self._tally.received_bytes += stream.received_bytes - before
-                    before = stream.received_bytes
-                self._tally.received_bytes += stream.received_bytes - before
-                outcome = await stream.result()
-        except Exception as error:
-            readiness.heard(error)
-            outcome = error
+    async def _run_one(
+        self, index: int, task: Mapping[str, Any], readiness: Readiness, display: Display
+    ) -> None:
+        request_id, outcome = await self._attempt(task, readiness)
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + self._wait_seconds
+        while (pause := _asked_to_wait(outcome)) is not None and loop.time() + pause <= ends:
+            self._tell(display, outcome)
+            await asyncio.sleep(pause)
+            request_id, outcome = await self._attempt(task, readiness)
         # Before it is written: an outcome that was delivered counts, whatever the disk says.
         kind = _kind(task, outcome, self._env)
         if isinstance(outcome, Exception):
@@ -121,6 +122,32 @@ class Batch:
             self._tally.add_episode(kind, outcome)
         if self._out is not None:
             await asyncio.to_thread(self._write, index, request_id, outcome)
+
+    async def _attempt(
+        self, task: Mapping[str, Any], readiness: Readiness
+    ) -> tuple[str, Episode | Exception]:
+        request_id = new_request_id()
+        try:
+            await readiness.wait()
+            async with self._client.stream(task, request_id=request_id) as stream:
+                before = 0
+                async for _ in stream:
+                    self._tally.received_bytes += stream.received_bytes - before
+                    before = stream.received_bytes
+                self._tally.received_bytes += stream.received_bytes - before
+                return request_id, await stream.result()
+        except Exception as error:
+            readiness.heard(error)
+            return request_id, error
+
+    def _tell(self, display: Display, refusal: Episode | Exception) -> None:
+        """Once: with a full pool there is a refusal for each lane and second."""
+        if not self._has_told:
+            self._has_told = True
+            display.say(
+                f"{self._client.target} has no room for more runs now ({refusal}); those that it refuses are "
+                f"sent again, for up to {self._wait_seconds:g} s each"
+            )
 
     def _write(self, index: int, request_id: str, outcome: Episode | Exception) -> None:
         try:
@@ -131,6 +158,13 @@ class Batch:
         with self._writing:
             self._out.write(line + "\n")
             self._out.flush()
+
+
+def _asked_to_wait(outcome: Episode | Exception) -> float | None:
+    """In how many seconds a refused run should come again; None where it should not."""
+    if isinstance(outcome, ResourceExhaustedError) and not isinstance(outcome, MessageTooLargeError):
+        return None if outcome.retry_after is None else max(outcome.retry_after, _LEAST_PAUSE_SECONDS)
+    return None
 
 
 def _kind(task: Mapping[str, Any], outcome: Episode | Exception, env: str) -> str:

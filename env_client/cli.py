@@ -20,6 +20,8 @@ from env_client.errors import EnvError, InvalidRequestError
 from env_client.outcomes import CANCEL_OUTCOMES, TOO_LATE
 from env_client.pool import why_not_ready_sync
 from env_client.progress import open_display
+from env_client.reference_lines import FoundReferences, find_references
+from env_client.release import holders_of_owner, holders_of_references, release
 from env_client.sync import SyncEnvClient
 from env_client.tally import Tally
 from env_client.top import PoolWatch, open_top
@@ -59,6 +61,8 @@ def _main(arguments: Sequence[str] | None) -> int:
             return _run(settings)
         if namespace.command == "top":
             return _top(settings)
+        if namespace.command == "release":
+            return _release(settings)
         return _ask(namespace.command, settings, getattr(namespace, "request_id", ""))
     except (SettingsError, TasksError, InvalidRequestError) as error:
         print(f"env-client: {error}", file=sys.stderr)
@@ -102,6 +106,30 @@ def _top(settings: ClientSettings) -> int:
             settings.broker, display, interval_seconds=settings.interval_seconds, once=settings.once
         ).run_until_interrupt()
     return _OK
+
+
+def _release(settings: ClientSettings) -> int:
+    if settings.episodes is not None:
+        found = _references(settings.episodes)
+        for fault in found.faults:
+            print(f"env-client: {settings.episodes}, {fault}; its arrays are not released", file=sys.stderr)
+        all_freed = release(holders_of_references(found), sys.stdout, sys.stderr)
+        return _OK if all_freed and not found.faults else _FAILED
+    if not settings.owner:
+        raise SettingsError("release needs --owner NAME or --episodes FILE; say whose arrays are to be freed")
+    assert settings.broker is not None
+    holders = holders_of_owner(settings.broker, settings.owner)
+    return _OK if release(holders, sys.stdout, sys.stderr) else _FAILED
+
+
+def _references(path: str) -> FoundReferences:
+    if path == "-":
+        return find_references(sys.stdin.buffer)
+    try:
+        with open(path, "rb") as lines:
+            return find_references(lines)
+    except OSError as error:
+        raise SettingsError(f"--episodes {path}: {error}; name what `env-client run --out` wrote") from error
 
 
 def _run(settings: ClientSettings) -> int:

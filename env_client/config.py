@@ -23,6 +23,7 @@ COMMANDS: Final = {
     "top": "show a broker's pool live: workers, slots, queue, counters; Ctrl-C ends it",
     "describe": "say what is served, within which limits, as JSON",
     "cancel": "take one run back and say what became of it",
+    "release": "free training arrays that workers keep, of an owner or of a file of episodes",
 }
 
 
@@ -51,7 +52,11 @@ class ClientSettings:
     """What a command of `env-client` does. SettingsError if a value is out of its range."""
 
     broker: str | None = _setting(
-        "--broker", None, "HOST:PORT", "broker, or lone worker, to talk to; required", tuple(COMMANDS)
+        "--broker",
+        None,
+        "HOST:PORT",
+        "broker, or lone worker, to talk to; required, but for --episodes",
+        tuple(COMMANDS),
     )
     env: str | None = _setting(
         "--env", None, "name", "environment to run; absent: the only one that is served"
@@ -69,13 +74,23 @@ class ClientSettings:
     sampling: str | None = _setting(
         "--sampling", None, "JSON", 'sampling parameters, e.g. {"temperature": 0.7, "max_tokens": 512}'
     )
-    owner: str = _setting("--owner", "", "name", "who may release the runs' training arrays by name")
+    owner: str = _setting(
+        "--owner", "", "name", "by whose name the runs' training arrays can be released", ("run", "release")
+    )
+    episodes: str | None = _setting(
+        "--episodes",
+        None,
+        "file",
+        "what `env-client run --out` wrote: release the arrays of its episodes; - is standard input",
+        ("release",),
+    )
     wait_seconds: float = _setting(
         "--wait-seconds",
         30.0,
         "s",
         "how long runs that were not sent wait for a server that takes none, before the first one or while a "
-        "broker restarts; then they are given up",
+        "broker restarts, and how long a run that found its queue or array budget full is sent again; then "
+        "they are given up",
     )
 
     once: bool = _setting(
@@ -89,6 +104,14 @@ class ClientSettings:
     )
 
     def __post_init__(self) -> None:
+        if self.episodes is not None:
+            if self.owner:
+                raise SettingsError(
+                    f"--owner is {self.owner!r} and --episodes is {self.episodes!r}; give one of them "
+                    f"({VARIABLE_PREFIX}OWNER and {VARIABLE_PREFIX}EPISODES count too)"
+                )
+            if self.broker is None:
+                return  # References name their workers.
         if self.broker is None:
             raise SettingsError(f"--broker is not set; give HOST:PORT there or in {VARIABLE_PREFIX}BROKER")
         _host, colon, port = self.broker.rpartition(":")

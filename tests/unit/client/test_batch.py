@@ -287,3 +287,37 @@ def test_displays(monkeypatch: pytest.MonkeyPatch) -> None:
     with open_display(terminal, 2) as display:
         assert isinstance(display, PlainDisplay)
     assert progress_text(Tally(1), 0.0).startswith("0/1 episodes, 0.0 episodes/s")
+
+
+async def test_a_run_that_a_full_queue_refused_is_sent_again_under_a_new_id(service: ScriptedService) -> None:
+    full = End(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL", retry_seconds=1)
+    service.on_run(full)
+    for _ in range(2):
+        service.on_run(*(Send(message) for message in episode_stream(1)))
+    tally, display = Tally(2), Quiet()
+    async with EnvClient(service.address) as client:
+        await Batch(client, [{}], tally, None).run(1, display)
+    assert {name: group.outcomes for name, group in tally.by_outcome.items()} == {"ok": 2}
+    assert len({run.request_id for run in service.runs}) == 3
+    assert not service.cancels
+    (said,) = display.said
+    assert f"{service.address} has no room for more runs now (run " in said
+    assert said.endswith("those that it refuses are sent again, for up to 30 s each")
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        End(grpc.StatusCode.RESOURCE_EXHAUSTED, "MESSAGE_TOO_LARGE", retry_seconds=1),
+        End(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL", retry_seconds=31),
+        End(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL"),
+    ],
+)
+async def test_what_would_end_the_same_way_or_later_than_it_may_is_not(
+    service: ScriptedService, end: End
+) -> None:
+    service.on_run(end)
+    tally, display = Tally(1), Quiet()
+    async with EnvClient(service.address) as client:
+        await Batch(client, [{}], tally, None).run(1, display)
+    assert (tally.exceptions, len(service.runs), display.said) == (1, 1, [])

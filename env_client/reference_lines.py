@@ -1,0 +1,63 @@
+"""References to training arrays in what `env-client run --out` wrote."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from env_client.errors import InvalidRequestError
+from env_client.training_arrays.reference import INFO_KEY, ArrayReference
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+
+class WorkerId(NamedTuple):
+    """A worker as its references name it."""
+
+    instance: str
+    address: str
+
+
+@dataclass
+class FoundReferences:
+    """The keys of each worker, and what was wrong with lines that could not be used, each with its number."""
+
+    keys: dict[WorkerId, set[str]] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
+
+
+def find_references(lines: Iterable[bytes]) -> FoundReferences:
+    """Read JSON lines in UTF-8. Empty lines, and those of runs without an episode, have no references."""
+    found = FoundReferences()
+    for number, line in enumerate(lines, 1):
+        try:
+            # All of a line before any of it counts: half of a damaged line is no episode.
+            references = list(_references(json.loads(line))) if line.strip() else []
+        except (ValueError, RecursionError, InvalidRequestError) as error:
+            found.faults.append(f"line {number}: {error}")
+            continue
+        for reference in references:
+            worker = WorkerId(reference.instance, reference.address)
+            found.keys.setdefault(worker, set()).add(reference.key)
+    return found
+
+
+def _references(outcome: Any) -> Iterator[ArrayReference]:
+    """Every reference of an outcome. ValueError or InvalidRequestError for what is none."""
+    if not isinstance(outcome, dict):
+        raise ValueError(f"found a JSON {type(outcome).__name__}, expected an object")
+    for trace in _list(outcome, "traces"):
+        info = trace.get("info") if isinstance(trace, dict) else None
+        if not isinstance(info, dict):
+            raise ValueError("a trace has no object 'info', expected one as `env-client run --out` writes it")
+        for reference in _list(info, INFO_KEY):
+            yield ArrayReference.of(reference)
+
+
+def _list(container: dict[str, Any], name: str) -> list[Any]:
+    value = container.get(name, [])
+    if not isinstance(value, list):
+        raise ValueError(f"{name!r} is a JSON {type(value).__name__}, expected a list")
+    return value
