@@ -42,8 +42,10 @@ $(VENV)/.installed-dev: $(VENV)/.installed-run
 run: $(VENV)/.installed-run ## Run 32 reasoning tasks through a broker and two workers
 	@$(BIN)/python examples/demo.py
 
+# In two processes, as tests wait most of their time; see tests/helpers/parallel.py. In the order of the files,
+# which has the many short ones last.
 test: $(VENV)/.installed-dev ## Run all tests
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 verify: lint drift coverage ## All checks that are no tests, and the branch coverage of the core
 
@@ -86,6 +88,9 @@ bench-slow-reader: $(VENV)/.installed-dev ## What a client that reads nothing co
 bench-isolate: $(VENV)/.installed-dev ## What a process for each run costs, as ratios
 	$(BIN)/python -m benchmarks.isolate_cost
 
+bench-arrays: $(VENV)/.installed-dev ## What training arrays cost orchestrator and broker, and how fast a trainer gets them. About 6 minutes
+	$(BIN)/python -m benchmarks.arrays --table benchmarks/arrays.md
+
 protos: | $(VENV)/bin/python ## Regenerate the stubs
 	$(BIN)/python protos/generate.py
 
@@ -115,4 +120,4 @@ test-compose: ## Build the image, bring the pool up, run the client, take it dow
 clean: ## Remove environments and caches
 	rm -rf $(VENV) .venv-protos build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
-.PHONY: help run test verify lint drift coverage soak mutants chaos fault-matrix bench-confirm bench-slow-reader bench-isolate protos docs release-image format up down test-compose clean
+.PHONY: help run test verify lint drift coverage soak mutants chaos fault-matrix bench-confirm bench-slow-reader bench-isolate bench-arrays protos docs release-image format up down test-compose clean
