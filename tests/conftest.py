@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from contextlib import ExitStack, closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -13,6 +13,18 @@ from tests.helpers.gate import Gate
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from tests.helpers.parallel import PoolScheduling
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> PoolScheduling | None:
+    """Of `--dist loadfile`, as `make test` says: see `PoolScheduling`."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from tests.helpers.parallel import PoolScheduling  # needs the plugin, which a run in one process does not
+
+    return PoolScheduling(config, log)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 import pytest
 
-from env_client import EnvClient
+from env_client import ArrayClient, ArraysNotFoundError, EnvClient
 from tests.helpers.documents import ROOT, SECTIONS, rendered
 from tests.helpers.pools import serving
 
@@ -20,14 +20,16 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"^```python\n(.*?)^```", README, flags=re.DOTALL | re.MULTILINE)
 SHOWN_ADDRESS = "127.0.0.1:50051"
+ARRAYS = "docs/training_arrays.md"
+QUICK_END = ("--drain-seconds", "0", "--linger-seconds", "0")
 
 
-def block(word: str) -> str:
-    """The one code block of README that has `word`."""
-    (found,) = [text for text in BLOCKS if word in text]
+def block(word: str, document: str = "README.md") -> str:
+    """The one code block of a document that has `word`."""
+    text = (ROOT / document).read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+    (found,) = [text for text in blocks if word in text]
     return found
 
 
@@ -47,8 +49,17 @@ async def address(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str
         "--hook",
         "my_hooks:hook",
     )
-    quick = ("--drain-seconds", "0", "--linger-seconds", "0")
-    async with serving("env_worker", *arguments, *quick, directory=folder) as server:
+    async with serving("env_worker", *arguments, *QUICK_END, directory=folder) as server:
+        async with EnvClient(server.address) as client:
+            await client.wait_until_ready(30)
+        yield server.address
+
+
+@pytest.fixture(scope="module")
+async def keeping() -> AsyncIterator[str]:
+    """A worker that keeps training arrays."""
+    arguments = ("--env", "synthetic", "--hook", "array-keeper", *QUICK_END)
+    async with serving("env_worker", *arguments) as server:
         async with EnvClient(server.address) as client:
             await client.wait_until_ready(30)
         yield server.address
@@ -57,8 +68,12 @@ async def address(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str
 async def run_block(word: str, address: str) -> str:
     code = block(word)
     assert SHOWN_ADDRESS in code
+    return await run_code(code.replace(SHOWN_ADDRESS, address))
+
+
+async def run_code(code: str, directory: Path = ROOT) -> str:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-W", "error", "-c", code.replace(SHOWN_ADDRESS, address),
+        sys.executable, "-W", "error", "-c", code, cwd=directory,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     out, error = await asyncio.wait_for(process.communicate(), 30)
@@ -98,6 +113,31 @@ def test_the_hook_says_what_it_holds_and_gives_it_away() -> None:
     assert list(hook.take("taken")) == ["a", "b"]
     hook.discard(refused)
     assert (hook.held_arrays, hook.held_array_bytes) == (0, 0), "nothing stays behind"
+
+
+async def test_the_trainer_fetches(keeping: str) -> None:
+    out = await run_block("SyncArrayClient", keeping)
+    assert re.fullmatch(r"\(300, 4, 2\) int32\n", out)
+
+
+async def test_orchestrator_and_trainer_in_short(keeping: str) -> None:
+    code = block("asyncio.run(main())", ARRAYS)
+    assert SHOWN_ADDRESS in code
+    out = await run_code(code.replace(SHOWN_ADDRESS, keeping))
+    assert "'routed_experts': ('|u1', (300, 4, 2))" in out
+    assert "'top_logprobs.logprobs': ('<f4'" in out
+
+
+async def test_arrays_with_nothing_but_the_stub(keeping: str, tmp_path: Path) -> None:
+    async with EnvClient(keeping, env="synthetic") as client:
+        episode = await client.run({"turns": 2})
+    (reference,) = json.loads(episode.traces[0].info_json["training_arrays"])
+    (tmp_path / "reference.json").write_text(json.dumps(reference))
+    code = block("TrainingArrayServiceStub", ARRAYS)
+    assert (await run_code(code, tmp_path)).strip() == "routed_experts (400, 4, 2)"
+    async with ArrayClient() as client:
+        with pytest.raises(ArraysNotFoundError):
+            await client.fetch(reference)
 
 
 async def test_the_environment_runs(address: str) -> None:
