@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from tests.mutants.array_budget import ARRAY_BUDGET
+from tests.mutants.arrays import ARRAYS
 from tests.mutants.broker import BROKER
 from tests.mutants.broker_sessions import BROKER_SESSIONS
 from tests.mutants.client import CLIENT
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 MUTANTS: Final[tuple[Mutant, ...]] = (
     *ARRAY_BUDGET,
+    *ARRAYS,
     *WORKER,
     *WORKER_SESSIONS,
     *BROKER,
