@@ -68,7 +68,7 @@ coverage: $(VENV)/.installed-dev ## Fail unless every branch of the core is cove
 soak: $(VENV)/.installed-dev ## 100,000 runs, most of them disturbed: is memory flat, is nothing left? About 5 minutes
 	$(BIN)/python -m benchmarks.soak
 
-mutants: $(VENV)/.installed-dev ## Break the contract in some ninety ways: each must fail a test. About 5 minutes
+mutants: $(VENV)/.installed-dev ## Break the contract in some hundred ways: each must fail a test. About 5 minutes
 	$(BIN)/python -m tests.mutants.run
 
 SECONDS ?= 60

@@ -129,7 +129,7 @@ class Confirmations:
         self._rouse(now)  # Also while nothing can be sent, or whoever sleeps until `wake_at` would not sleep.
         over: list[str] = []
         for entry in self._entries.values():
-            if now - entry.asked_at < self.window_seconds:
+            if now < entry.asked_at + self.window_seconds:  # the very sum of `wake_at`: floats are rounded
                 break
             over.append(entry.request_id)
         for request_id in over:

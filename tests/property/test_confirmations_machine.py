@@ -89,7 +89,7 @@ class ConfirmationsMachine(RuleBasedStateMachine):
 
     @rule()
     def windows_end(self) -> None:
-        over = [run for run, one in self.waiting.items() if self.now - one.asked_at >= WINDOW]
+        over = [run for run, one in self.waiting.items() if self.now >= one.asked_at + WINDOW]
         assert self.table.expire(self.now) == over
         for request_id in over:
             del self.waiting[request_id]

@@ -156,6 +156,16 @@ def test_a_window_that_is_learnt_later_counts_for_all(table: Confirmations) -> N
     assert table.expire(5.0) == [A]
 
 
+def test_what_wakes_up_for_an_expiry_finds_it() -> None:
+    """The window is added to the time and not taken from it: the two are rounded each in its way."""
+    table, asked_at = Confirmations(8.0), 120.14999999999999
+    table.add(A, asked_at)
+    wake_at = table.wake_at()
+    assert wake_at is not None
+    assert wake_at - asked_at < 8.0, "this is such a time"
+    assert table.expire(wake_at) == [A]
+
+
 def test_clear_lets_go_of_all(table: Confirmations) -> None:
     for request_id in (A, B, C):
         table.add(request_id, 0.0)
