@@ -4,7 +4,7 @@
 
 1. A broker, a worker with `--hook array-keeper`, an orchestrator that runs a step (256 episodes of 20 turns x
    1,500 tokens x 48 layers x top-8), and a trainer that fetches and releases what it is told of: each a
-   process. In turns without and with arrays; the streamed tokens are the same.
+   process. In turns without and with arrays; the streamed tokens and the hook are the same.
 2. One reference of M MiB, read by every way there is; see `array_reader`.
 
 Ratios within one run are what counts. Writes its table as Markdown to FILE.
@@ -29,11 +29,10 @@ import grpc
 import psutil
 from envtrio.v1 import env_service_pb2, env_service_pb2_grpc
 
-from benchmarks.array_orchestrator import REFERENCES
+from benchmarks.array_orchestrator import REFERENCES, percentile_99
 from benchmarks.array_reader import FIELD
 from env_client import EnvClient, SyncArrayClient
 from tests.helpers.pools import QUICK_STOP, serving
-from tests.helpers.snapshot import descendants
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,6 +55,7 @@ class BrokerWatch:
         self._began = self._process.memory_info().rss
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch)
+        self._failed: Exception | None = None
         self.seconds: list[float] = []
         self.grown = 0
 
@@ -66,8 +66,16 @@ class BrokerWatch:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
+        if self._failed is not None:
+            raise self._failed
 
     def _watch(self) -> None:
+        try:
+            self._look()
+        except Exception as error:  # a thread's is nobody's
+            self._failed = error
+
+    def _look(self) -> None:
         request = env_service_pb2.DescribeRequest(protocol_generation=1)
         with grpc.insecure_channel(self._address) as channel:
             stub = env_service_pb2_grpc.EnvServiceStub(channel)
@@ -86,7 +94,6 @@ async def step(episodes: int, *, layers: int) -> dict[str, float]:
     async with serving("env_broker", *keeper, *flags) as broker:
         async with EnvClient(broker.address) as client:
             await client.wait_until_ready(60.0)
-        [worker] = descendants(broker.pid)
         task = json.dumps({**_STEP, "layers": layers})
         orchestrator = await _process("array_orchestrator", broker.address, episodes, _CONCURRENCY, task)
         trainer = await _process("array_trainer")
@@ -94,30 +101,26 @@ async def step(episodes: int, *, layers: int) -> dict[str, float]:
         with BrokerWatch(broker.address, broker.pid) as watch:
             assert orchestrator.stdout is not None
             assert trainer.stdin is not None
-            most = 0
             while line := await orchestrator.stdout.readline():
-                most = max(most, _memory(worker))
                 if isinstance(said := json.loads(line), dict):
                     measured = said["measured"]
                 else:
                     trainer.stdin.write(line)
                     await trainer.stdin.drain()
-        fetched = json.loads((await trainer.communicate())[0])
-        await orchestrator.wait()
+        trainer.stdin.close()  # Python 3.11's communicate() leaves it open
+        assert trainer.stdout is not None
+        fetched = json.loads(await trainer.stdout.read())
+        await asyncio.gather(trainer.wait(), orchestrator.wait())
     if not measured or fetched["references"] != measured["references"]:
         raise RuntimeError(f"the trainer released {fetched} of what the orchestrator passed on: {measured}")
     return {
         **measured,
         "fetched_bytes": fetched["bytes"],
-        "broker_p99_seconds": statistics.quantiles(watch.seconds, n=100)[-1],
+        "broker_p99_seconds": percentile_99(watch.seconds),
         "broker_most_seconds": max(watch.seconds),
         "broker_grown_bytes": watch.grown,
-        "worker_most_bytes": most,
+        "trainer_seconds": fetched["seconds"],
     }
-
-
-def _memory(pid: int) -> int:
-    return int(psutil.Process(pid).memory_info().rss)
 
 
 async def _process(name: str, *arguments: object) -> asyncio.subprocess.Process:
@@ -132,8 +135,12 @@ async def _process(name: str, *arguments: object) -> asyncio.subprocess.Process:
 def step_table(off: list[dict[str, float]], on: list[dict[str, float]]) -> str:
     """Means without and with arrays, and their ratio."""
     rows = (
-        ("bytes that the orchestrator received, without references (MB)", "net_bytes", 1e6),
-        ("of these references (kB)", "reference_bytes", 1e3),
+        ("bytes that the orchestrator received, references aside (MB)", "net_bytes", 1e6),
+        (
+            "references that it received beside (kB); without arrays they say that all are absent",
+            "reference_bytes",
+            1e3,
+        ),
         ("memory that the step's episodes take there (MB)", "grown_bytes", 1e6),
         ("its CPU (s)", "cpu_seconds", 1.0),
         ("its event loop's lag, 99th percentile (ms)", "lag_p99_seconds", 1e-3),
@@ -143,6 +150,7 @@ def step_table(off: list[dict[str, float]], on: list[dict[str, float]]) -> str:
         ("the broker's answer to Describe, largest (ms)", "broker_most_seconds", 1e-3),
         ("the step (s)", "seconds", 1.0),
         ("bytes that the trainer fetched (MB)", "fetched_bytes", 1e6),
+        ("time that it took for fetching and releasing them (s)", "trainer_seconds", 1.0),
     )
     lines = ["| | without arrays | with arrays | with / without |", "| --- | --- | --- | --- |"]
     for results in (off, on):
