@@ -21,6 +21,7 @@ from env_client import (
     ArraysNotFoundError,
     EnvClient,
     SyncArrayClient,
+    array_references,
 )
 from env_worker import ArrayKeeper
 from env_worker.config import WorkerSettings
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
+    from envtrio.v1.episode_pb2 import Episode
     from numpy.typing import NDArray
 
 EPISODES = 24
@@ -243,6 +245,37 @@ async def test_nothing_is_evicted() -> None:
         assert len(await references(server, 1, TASK)) == TASK["branches"]
     finally:
         await server.stop(hurry=True)
+
+
+async def test_what_is_held_is_what_was_delivered(server: WorkerServer, keeper: RememberingKeeper) -> None:
+    """Of runs whose callers leave at any moment, nothing is held but what was confirmed to one of them."""
+    rng = random.Random(5)
+    client = EnvClient(server.address, env="synthetic", timeout=SECONDS)
+
+    async def run(seed: int) -> Episode | None:
+        task = {"turns": 3, "tokens_per_turn": 40, "turn_seconds": 0.004, "seed": seed}
+        try:
+            async with asyncio.timeout(rng.uniform(0, 0.12)):
+                return await client.run(task)
+        except TimeoutError:
+            return None
+
+    async with client:
+        episodes = [
+            episode
+            for _ in range(5)
+            for episode in await asyncio.gather(*(run(seed) for seed in range(24)))
+            if episode is not None
+        ]
+    await server.runner.wait_hooks()
+    # A caller that left while its confirmation was being answered has lost its episode, which is delivered.
+    assert keeper.held_arrays == server.runner.counters["confirmed"] >= len(episodes) > 0
+    with SyncArrayClient() as trainer:
+        for episode in episodes:
+            [reference] = array_references(episode.traces[0])
+            branch = keeper.branches[reference["key"]]
+            found = await asyncio.to_thread(trainer.fetch, reference)
+            assert_equal(found, branch.of(0, branch.tokens))
 
 
 async def test_released_once(server: WorkerServer, keeper: RememberingKeeper) -> None:
