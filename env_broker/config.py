@@ -65,8 +65,10 @@ class BrokerSettings:
         "(in the variable: separated by commas)",
     )  # fmt: skip
     hook: str | None = _setting(
-        "--hook", None, "module:attribute", "episode hook of the local workers, as in env-worker's --hook"
-    )
+        "--hook", None, "module:attribute",
+        "episode hook of the local workers, as in env-worker's --hook; settings of theirs that have no flag "
+        "here are variables, which they inherit, e.g. ENV_WORKER_ARRAY_MEMORY_BYTES",
+    )  # fmt: skip
     max_concurrent: int | None = _setting(
         "--max-concurrent", None, "runs", "runs that a local worker carries at once; absent: its own default"
     )
@@ -87,8 +89,9 @@ class BrokerSettings:
         "--drain-seconds", 30.0, "s", "after SIGTERM: how long running episodes may take to finish"
     )
     linger_seconds: float = _setting(
-        "--linger-seconds", 60.0, "s", "then: how long local workers stay for replies that can be taken back"
-    )
+        "--linger-seconds", 60.0, "s",
+        "then: how long local workers stay for replies that can be taken back, and for held training arrays",
+    )  # fmt: skip
     kill_seconds: float = _setting(
         "--kill-seconds", 10.0, "s", "at the end: how long local workers wait for hooks that still run"
     )

@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
+from env_broker.outlook import RETRY_SECONDS, Outlook
 from env_broker.status import Refusal, short
 from env_broker.waiters import QueueFullError, Waiter, Waiters
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
+    from env_broker.outlook import Prospects
     from env_broker.pool import Pool, Worker
 
-_RETRY_SECONDS: Final = 1.0
-"""After how long a run that found the queue full should come again."""
 
-_MOST_NAMED: Final = 3
-"""Workers that cannot be reached, in one message."""
+@dataclass(slots=True)
+class Turn:
+    """A run's place in the order of coming. It keeps it where a worker that it was given comes to nothing."""
 
-
-class Prospects(Protocol):
-    """Workers that have not registered yet."""
-
-    def hopeful(self) -> bool:
-        """Whether one is expected to register soon."""
-
-    def detail(self) -> str:
-        """For people: why none is there. May be empty."""
+    order: int = 0
+    """0 until it has come."""
 
 
 class Dispatcher:
@@ -39,16 +34,24 @@ class Dispatcher:
         max_queue_bytes: most bytes that their requests have together. A request that is larger by itself
             waits only where nothing else does: it could never run otherwise.
         prospects: workers that may still come.
+        may_grow: by environment, whether another worker is started for a run of it that waits because those
+            there have no room for training arrays.
     """
 
     def __init__(
-        self, pool: Pool, *, max_queue: int, max_queue_bytes: int = 2**63, prospects: Prospects
+        self,
+        pool: Pool,
+        *,
+        max_queue: int,
+        max_queue_bytes: int = 2**63,
+        prospects: Prospects,
+        may_grow: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self._pool: Final = pool
         self._max_queue: Final = max_queue
         self._max_queue_bytes: Final = max_queue_bytes
         self._queued_bytes = 0
-        self._prospects: Final = prospects
+        self._outlook: Final = Outlook(pool, prospects, may_grow)
         self._waiters: Final[Waiters[asyncio.Future[Worker]]] = Waiters(max_queue)
         self._waiting: dict[str, Waiter[asyncio.Future[Worker]]] = {}
         self._closed: Refusal | None = None
@@ -61,6 +64,12 @@ class Dispatcher:
     def queued_for(self, environments: Iterable[str]) -> int:
         """Those of them that one who serves these environments could carry."""
         return self._waiters.count((*environments, ""))
+
+    def stranded(self, environments: Iterable[str]) -> int:
+        """Those of them for which the training arrays of all that serve them leave no room."""
+        return sum(
+            self._waiters.count((name,)) for name in {*environments, ""} if self._outlook.is_full(name)
+        )
 
     @property
     def queued_bytes(self) -> int:
@@ -81,6 +90,7 @@ class Dispatcher:
         size: int = 0,
         timeout: float | None = None,
         avoid: Collection[str] = (),
+        turn: Turn | None = None,
     ) -> Worker:
         """A worker with a slot taken for this run, which the caller gives back with `release`.
 
@@ -89,6 +99,8 @@ class Dispatcher:
             size: bytes of the run's request, which is held while it waits.
             timeout: seconds until the run's deadline; None: it has none.
             avoid: instances that have refused this run already; they get it only out of the queue.
+            turn: the run's own, the same whenever it comes: where it comes again it waits where it did
+                before, also where the queue is full by now.
 
         Raises:
             Refusal: DRAINING, QUEUE_FULL, ARRAY_BUDGET, ENVIRONMENT_NOT_FOUND, NO_WORKER_READY,
@@ -96,13 +108,15 @@ class Dispatcher:
         """
         if self._closed is not None:
             raise self._closed
-        environment = self._resolve(environment)
+        turn = turn or Turn()
+        returns, turn.order = turn.order > 0, turn.order or self._waiters.order()
+        environment = self._outlook.resolve(environment)
         if (worker := self._pool.pick(environment, avoid)) is not None:
             self._pool.acquire(worker)
             return worker
-        if (refusal := self._verdict(environment)) is not None:
+        if (refusal := self._outlook.verdict(environment)) is not None:
             raise refusal
-        if len(self._waiters) and self._queued_bytes + size > self._max_queue_bytes:
+        if len(self._waiters) and self._queued_bytes + size > self._max_queue_bytes and not returns:
             raise self._full(
                 f"the requests of {len(self._waiters)} runs that wait for a worker have {self._queued_bytes} "
                 f"bytes, this one has {size}, the limit is {self._max_queue_bytes}; send the run again later",
@@ -111,7 +125,7 @@ class Dispatcher:
             )
         place: asyncio.Future[Worker] = asyncio.get_running_loop().create_future()
         try:
-            waiter = self._waiters.push(environment, place, priority)
+            waiter = self._waiters.push(environment, place, priority, order=turn.order, returns=returns)
         except QueueFullError as error:
             raise self._full(str(error), limit=self._max_queue, value=len(self._waiters)) from None
         self._waiting[request_id] = waiter
@@ -143,9 +157,9 @@ class Dispatcher:
             self._fill(worker)
 
     def full(self, worker: Worker, because: str) -> None:
-        """It has refused a run for want of room for training arrays: until its next heartbeat it gets none.
-        What can only wait for such workers is refused."""
-        worker.full_because = because or "it did not say why"
+        """It has refused a run for want of room for training arrays: it gets none until a heartbeat says that
+        it has room. What can only wait for such workers is refused."""
+        self._pool.no_room(worker.instance, because)
         self.reconsider()
 
     def remove(self, request_id: str, refusal: Refusal) -> bool:
@@ -161,7 +175,7 @@ class Dispatcher:
         for worker in self._pool.workers():
             self._fill(worker)
         for request_id, waiter in tuple(self._waiting.items()):
-            if (refusal := self._verdict(waiter.environment)) is not None:
+            if (refusal := self._outlook.verdict(waiter.environment)) is not None:
                 self.remove(request_id, refusal)
 
     def close(self, refusal: Refusal) -> None:
@@ -173,10 +187,7 @@ class Dispatcher:
     def serves_elsewhere(self, environment: str, avoid: Collection[str]) -> bool:
         """Whether a worker other than these serves it, free or not, or may come to. None whose training
         arrays leave no room."""
-        return self._prospects.hopeful() or any(
-            worker.instance not in avoid and not worker.full_because and _may_serve(worker, environment)
-            for worker in self._live()
-        )
+        return self._outlook.elsewhere(environment, avoid)
 
     def _give_back(self, place: asyncio.Future[Worker]) -> None:
         """The run left at the moment in which it got its slot."""
@@ -186,7 +197,7 @@ class Dispatcher:
     def _fill(self, worker: Worker) -> None:
         while worker.open_for_runs and worker.busy < worker.slots:
             # Runs that named no environment wait under the empty name for the only one there is.
-            unnamed = ("",) if len(self._served()) == 1 else ()
+            unnamed = ("",) if len(self._outlook.served()) == 1 else ()
             waiter = self._waiters.pop((*worker.environments, *unnamed))
             if waiter is None:
                 return
@@ -194,98 +205,11 @@ class Dispatcher:
                 self._pool.acquire(worker)
                 waiter.value.set_result(worker)
 
-    def _live(self) -> list[Worker]:
-        """The workers that take runs, or may come to in a moment: not those that were dialled in vain."""
-        return [w for w in self._pool.workers() if not w.draining and not w.unreachable_because]
-
-    def _served(self) -> frozenset[str]:
-        return frozenset().union(*(worker.environments for worker in self._live()))
-
-    def _resolve(self, environment: str) -> str:
-        served = self._served()
-        return next(iter(served)) if not environment and len(served) == 1 else environment
-
-    def _verdict(self, environment: str) -> Refusal | None:
-        """Why a run of that environment would wait in vain; None where it may wait."""
-        served = self._served()
-        names = ", ".join(sorted(served))
-        if environment in served or (not environment and len(served) == 1):
-            return self._no_room(environment)
-        if not environment and served:
-            return Refusal(
-                "INVALID_REQUEST",
-                f"environment is empty and {len(served)} are served; name one of: {names}",
-                field="environment",
-                value="",
-            )
-        live, unreachable = self._live(), self._unreachable(environment)
-        if self._prospects.hopeful() or any(not worker.environments for worker in live):
-            return None
-        if live and not unreachable:
-            return Refusal(
-                "ENVIRONMENT_NOT_FOUND",
-                f"no worker serves environment {environment[:128]!r}; there are: {names}",
-                field="environment",
-                value=environment,
-            )
-        detail = "; ".join(part for part in (_unreachable(unreachable), self._prospects.detail()) if part)
-        return Refusal(
-            "NO_WORKER_READY",
-            f"no worker takes runs{f' of environment {environment[:128]!r}' if environment else ''}: "
-            f"{_registered(len(self._pool))}; send the run again when Health says SERVING",
-            detail=detail,
-            value=len(self._pool),
-        )
-
-    def _no_room(self, environment: str) -> Refusal | None:
-        """Where the training arrays of all that serve it leave no room: only a trainer can make some."""
-        workers = [worker for worker in self._live() if _may_serve(worker, environment)]
-        if self._prospects.hopeful() or not all(worker.full_because for worker in workers):
-            return None
-        last = workers[-1]
-        return Refusal(
-            "ARRAY_BUDGET",
-            f"no worker that takes runs{f' of environment {environment[:128]!r}' if environment else ''} has "
-            "room for training arrays; release arrays that were fetched, and send the run again in "
-            f"{_RETRY_SECONDS:g} s",
-            detail=f"worker {short(last.instance)}: {last.full_because}",
-            retry_after=_RETRY_SECONDS,
-            workers=len(workers),
-        )
-
-    def _unreachable(self, environment: str) -> list[Worker]:
-        """Workers that would take such a run if they could be dialled."""
-        return [
-            worker
-            for worker in self._pool.workers()
-            if worker.unreachable_because and not worker.draining and _may_serve(worker, environment)
-        ]
-
     def _full(self, what: str, *, limit: int, value: int) -> Refusal:
         return Refusal(
             "QUEUE_FULL",
-            f"{what}, under a new request_id, in {_RETRY_SECONDS:g} s",
-            retry_after=_RETRY_SECONDS,
+            f"{what}, under a new request_id, in {RETRY_SECONDS:g} s",
+            retry_after=RETRY_SECONDS,
             limit=limit,
             value=value,
         )
-
-
-def _may_serve(worker: Worker, environment: str) -> bool:
-    """Whether it serves it, or may come to as its environments are loading; an empty name is any."""
-    return not worker.environments or environment in ("", *worker.environments)
-
-
-def _registered(count: int) -> str:
-    """For people: so many are, and no run can be given to them."""
-    if not count:
-        return "none is registered"
-    return "1 is registered, and does not" if count == 1 else f"{count} are registered, and none does"
-
-
-def _unreachable(workers: list[Worker]) -> str:
-    """For people: why they cannot be dialled."""
-    return "; ".join(
-        f"worker {worker.instance[:8]} cannot be reached at {worker.address}: {worker.unreachable_because}"
-        for worker in workers[:_MOST_NAMED]
-    )

@@ -46,6 +46,7 @@ class Elastic:
         self._drain: Final = drain
         self._clock: Final = clock
         self._idle_seconds: Final = settings.idle_seconds
+        self._most: Final = settings.most_workers
         self._is_static: Final = settings.least_workers == settings.most_workers
         self._served: frozenset[str] = frozenset()
         """What local workers serve; empty while that is not known."""
@@ -84,14 +85,16 @@ class Elastic:
             if worker in own or not self._served or self._served & worker.environments
         ]
         queued = self._dispatcher.queued_for(self._served) if self._served else self._dispatcher.queued
-        decision = self._scale.decide(self._clock.now(), shared, local, queued)
+        stranded = self._dispatcher.stranded(self._served)
+        decision = self._scale.decide(self._clock.now(), shared, local, queued, stranded)
         self._pool.spare(decision.spare)
         if decision.grow:
             log.info(
                 "pool grows by %d to %d local workers: of %d slots %d are taken, %d runs wait, %d workers "
-                "have lost their lease",
+                "have no room for training arrays, %d have lost their lease",
                 decision.grow, local.size + decision.grow, sum(worker.slots for worker in shared),
-                sum(worker.taken for worker in shared), queued, local.size - local.starting - len(own),
+                sum(worker.taken for worker in shared), queued,
+                sum(bool(worker.full_because) for worker in shared), local.size - local.starting - len(own),
             )  # fmt: skip
             supervisor.grow(decision.grow)
         elif decision.give_up_start:
@@ -99,6 +102,17 @@ class Elastic:
         elif decision.drain:
             log.info("pool shrinks to %d local workers", local.size - 1)
             self.retire(decision.drain, f"it had nothing to do for {self._idle_seconds:g} s")
+
+    def may_grow(self, environment: str) -> bool:
+        """Whether the next look starts another worker for a run of that environment that waits because those
+        there have no room for training arrays. Not while one starts: what is known of that is better."""
+        supervisor = self._supervisor
+        return (
+            not (self._is_static or self._dispatcher.closed or supervisor.starting)
+            and supervisor.size < self._most
+            and bool(self._served)
+            and environment in ("", *self._served)
+        )
 
     def retire(self, instance: str, cause: str) -> None:
         """Drain a local worker without replacing it."""

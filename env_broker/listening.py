@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     import grpc.aio
 
 
+class StartError(RuntimeError):
+    """The broker cannot serve; the message says why and what to do."""
+
+
 def bind(server: grpc.aio.Server, listen: str) -> int:
     """Serve on `listen`, HOST:PORT; the port, which is a free one where it says 0.
 
@@ -17,8 +21,17 @@ def bind(server: grpc.aio.Server, listen: str) -> int:
     one of them: beside a server on 127.0.0.1 a second one would start, and callers would find either.
 
     Raises:
-        RuntimeError: one of the addresses is taken at that port, or none of them is this host's.
+        StartError: one of the addresses is taken at that port, or none of them is this host's.
     """
+    try:
+        return _bind(server, listen)
+    except RuntimeError as error:
+        raise StartError(
+            f"cannot listen on {listen} ({error}); is another server on that port? Choose another, or port 0"
+        ) from None
+
+
+def _bind(server: grpc.aio.Server, listen: str) -> int:
     host, _, port = listen.rpartition(":")
     try:
         found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)

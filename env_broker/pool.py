@@ -59,8 +59,8 @@ class Worker:
     unreachable_because: str = ""
     """Why it cannot; empty also while nobody has found out yet."""
     full_because: str = ""
-    """Why it has no room for training arrays, by a run that it has refused since its last heartbeat; empty
-    where it refused none. It gets no runs until the next."""
+    """Why it has no room for training arrays, by a run that it refused or by its last heartbeat; empty where
+    it has some. It gets no runs until a heartbeat says that."""
     load: Load = NO_LOAD
     """As of the last heartbeat."""
     reported_at: float | None = None
@@ -222,9 +222,18 @@ class Pool:
         worker.draining = True
         return True
 
+    def no_room(self, instance: str, because: str) -> bool:
+        """The worker says that it has no room for training arrays: give it no runs. True where it had some
+        until now."""
+        worker = self._workers.get(instance)
+        if worker is None:
+            return False
+        before, worker.full_because = worker.full_because, because or "it did not say why"
+        return not before
+
     def relent(self, instance: str) -> bool:
-        """A heartbeat came: the worker that had no room for training arrays may have some. True where it had
-        none."""
+        """The worker does not say, with a heartbeat, that it has no room for training arrays. True where it
+        had none until now."""
         worker = self._workers.get(instance)
         if worker is None or not worker.full_because:
             return False

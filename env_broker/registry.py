@@ -13,17 +13,18 @@ from google.protobuf.message import DecodeError
 from env_broker.adoption import Adoption
 from env_broker.clock import Clock, within
 from env_broker.given_up import GivenUp
-from env_broker.hello import Hello, check_environments, check_hello
+from env_broker.heartbeat import Heartbeat, check_heartbeat
+from env_broker.hello import Hello, check_hello
 from env_broker.link import WorkerLink
-from env_broker.pool import Load, PoolFullError
+from env_broker.pool import PoolFullError
 from env_broker.registration import Registration
-from env_broker.status import Refusal, cut, short
+from env_broker.status import Refusal, short
 from env_broker.tasks import first_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from envtrio.v1.registry_service_pb2 import RegisterRequest, RegisterResponse, WorkerHeartbeat
+    from envtrio.v1.registry_service_pb2 import RegisterRequest, RegisterResponse
     from grpc.aio import ServicerContext
 
     from env_broker.cancel import Canceller
@@ -39,7 +40,6 @@ log = logging.getLogger(__name__)
 _STOPPED: Final = "it has stopped"
 _REGISTER_AGAIN: Final = "; register again"
 """For the worker, and not for people."""
-_MAX_DETAIL_BYTES: Final = 256
 _BROKE: Final = "its stream broke"
 
 
@@ -223,7 +223,7 @@ class Registry(RegistryServiceServicer):
         while (frame := await _read(context)) is not None:
             kind = frame.WhichOneof("frame")
             if kind == "heartbeat":
-                self._beat(frame.heartbeat, worker, registration)
+                self._beat(check_heartbeat(frame.heartbeat), worker, registration)
                 await registration.acknowledge(frame.heartbeat.seq, worker.unreachable_because)
             elif kind == "given_up_ack":
                 self._given_up.acknowledge(worker.instance, frame.given_up_ack.request_ids)
@@ -233,24 +233,21 @@ class Registry(RegistryServiceServicer):
                 )
             # Another kind is a later version's, and no sign of life.
 
-    def _beat(self, beat: WorkerHeartbeat, worker: Worker, registration: Registration) -> None:
-        environments = check_environments(beat.environments)
-        names = [environment.name for environment in environments] or None
-        load = Load(
-            beat.running, beat.open_windows, beat.held_arrays, beat.held_array_bytes, beat.loop_lag_millis
-        )
+    def _beat(self, beat: Heartbeat, worker: Worker, registration: Registration) -> None:
         if not self._pool.heartbeat(
             worker.instance,
             registration.lease,
             self._clock.now(),
-            load=load,
-            environments=names,
-            says=cut(beat.detail, _MAX_DETAIL_BYTES),
+            load=beat.load,
+            environments=[environment.name for environment in beat.environments] or None,
+            says=beat.says,
         ):
             raise Refusal("LEASE_EXPIRED", f"lease {short(registration.lease)} is over{_REGISTER_AGAIN}")
-        if environments:
-            self._links[worker.instance].descriptions = environments
-        if self._pool.relent(worker.instance) or environments:
+        if beat.environments:
+            self._links[worker.instance].descriptions = beat.environments
+        instance, pool = worker.instance, self._pool
+        changed = pool.no_room(instance, beat.says) if beat.full else pool.relent(instance)
+        if changed or beat.environments:
             self._on_change()
         if beat.draining:
             self.drains(worker.instance)

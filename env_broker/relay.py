@@ -10,6 +10,7 @@ import grpc.aio
 
 from env_broker.cancel import cancel_requested
 from env_broker.carried import REPLIED, CarriedHop
+from env_broker.dispatch import Turn
 from env_broker.route import DuplicateRouteError, InvalidRequestIdError, RoutesFullError
 from env_broker.run_leg import RunLeg
 from env_broker.status import BEFORE_ADMISSION, Refusal, cut, error_reason, short
@@ -32,7 +33,7 @@ log = logging.getLogger(__name__)
 
 MAX_PLACEMENTS: Final = 3
 """Workers that a run is offered to: one that refused it before admission, and two more. Those that have no
-room for its training arrays do not count: each of them gets no more runs until its next heartbeat."""
+room for its training arrays do not count: each of them gets no more runs until it has some."""
 _MOST_WORDS: Final = 400
 """Bytes of what such a worker said."""
 
@@ -147,7 +148,7 @@ class Relay:
             raise cancel_requested(request_id)
 
     async def _place(self, request: HeldRequest, hop: CarriedHop) -> None:
-        request_id, tried, placements = request.request_id, set[str](), 0
+        request_id, tried, placements, turn = request.request_id, set[str](), 0, Turn()
         while placements < MAX_PLACEMENTS:
             placements += 1
             try:
@@ -158,6 +159,7 @@ class Relay:
                     size=len(request.data),
                     timeout=hop.time_remaining(),
                     avoid=tried,
+                    turn=turn,
                 )
             except Refusal as refusal:
                 # It had no effect anywhere, so its id stays free. A cancelled run's id does not.

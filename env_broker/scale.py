@@ -54,7 +54,8 @@ class Scale:
     """Sizes a pool between `least` and `most` local workers.
 
     Args:
-        idle_seconds: how long a worker must have had nothing before it is drained.
+        idle_seconds: how long a worker must have had nothing before it is drained, and another must have had
+            room for training arrays to count as one that has.
         heartbeat_seconds: how old a heartbeat can be when it is received.
         slots: of a local worker; None where only its registration will tell.
     """
@@ -75,15 +76,20 @@ class Scale:
         self._slots = slots
         # instance -> its picks when it was first seen idle, and when that was.
         self._idle: dict[str, tuple[int, float]] = {}
+        # instance -> when it was last seen without room for training arrays.
+        self._full: dict[str, float] = {}
         self._spared = ""
         self._short_since: float | None = None
 
-    def decide(self, now: float, workers: Iterable[Worker], local: Local, queued: int) -> Decision:
+    def decide(
+        self, now: float, workers: Iterable[Worker], local: Local, queued: int, stranded: int = 0
+    ) -> Decision:
         """What to do with what is there now. Call it often: what is idle is known from what it is shown.
 
         Args:
             workers: all that local workers share their runs with, they themselves included.
             queued: runs that wait and that a local worker could carry.
+            stranded: those of them for which none of those there has room for training arrays.
         """
         workers = tuple(workers)
         self._observe(now, workers)
@@ -91,10 +97,12 @@ class Scale:
         if own:
             self._slots = own[-1].slots
         ready = [worker for worker in workers if not (worker.draining or worker.unreachable_because)]
-        there = sum(worker.slots for worker in ready)
-        wanted = queued + sum(worker.taken for worker in ready)
+        # One without room gives none of its slots, whatever it does with them.
+        roomy = [worker for worker in ready if not worker.full_because]
+        there = sum(worker.slots for worker in roomy)
+        wanted = queued + sum(worker.taken for worker in roomy)
         present = len(own) + local.starting
-        if grow := max(self._missing(wanted, there, local), self._short(now, present, local)):
+        if grow := max(self._missing(wanted, there, stranded, local), self._short(now, present, local)):
             return Decision(grow=grow)
         if present <= self._least:
             return Decision()
@@ -102,7 +110,10 @@ class Scale:
             return Decision(give_up_start=True)
         if queued or local.leaving:
             return Decision()
-        dispensable = [worker for worker in own if _calm(wanted, there - worker.slots)]
+        # One that was without room lately may be so again: another that was started for it stays.
+        lasting = [worker for worker in ready if worker.instance not in self._full]
+        wanted, there = sum(worker.taken for worker in lasting), sum(worker.slots for worker in lasting)
+        dispensable = [w for w in own if _calm(wanted, there - (0 if w.instance in self._full else w.slots))]
         idle = [worker for worker in dispensable if self._is_idle(now, worker)]
         if idle:
             return Decision(drain=min(idle, key=lambda worker: self._idle[worker.instance][1]).instance)
@@ -115,14 +126,18 @@ class Scale:
             self._spared = "" if least is None else least.instance
         return self._spared
 
-    def _missing(self, wanted: int, there: int, local: Local) -> int:
+    def _missing(self, wanted: int, there: int, stranded: int, local: Local) -> int:
         """How many more it takes, of those that there may be, until fewer than GROW_TENTHS of the slots are
-        wanted."""
+        wanted; for stranded runs there are those only that are yet to come."""
+        coming = local.starting * (self._slots or 0)
+        missing = max(self._needed(wanted, there + coming), self._needed(stranded, coming))
+        return max(0, min(missing, self._most - local.size))
+
+    def _needed(self, wanted: int, slots: int) -> int:
         if not wanted or self._slots is None:
             return 0
-        over = 10 * wanted - GROW_TENTHS * (there + local.starting * self._slots)
-        missing = 0 if over < 0 else over // (GROW_TENTHS * self._slots) + 1
-        return max(0, min(missing, self._most - local.size))
+        over = 10 * wanted - GROW_TENTHS * slots
+        return 0 if over < 0 else over // (GROW_TENTHS * self._slots) + 1
 
     def _short(self, now: float, present: int, local: Local) -> int:
         """How many more it takes, of those that there may be, until the least are there again: those that
@@ -137,7 +152,15 @@ class Scale:
 
     def _observe(self, now: float, workers: Collection[Worker]) -> None:
         before, self._idle = self._idle, {}
+        kept = {worker.instance for worker in workers}
+        self._full = {
+            instance: at
+            for instance, at in self._full.items()
+            if instance in kept and now - at < self._idle_seconds
+        }
         for worker in workers:
+            if worker.full_because:
+                self._full[worker.instance] = now
             load = worker.load
             if not (worker.taken or load.running or load.open_windows or load.held_arrays):
                 picks, since = before.get(worker.instance, (worker.last_picked, now))

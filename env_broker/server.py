@@ -53,10 +53,6 @@ _STOP_STEP_SECONDS: Final = 3.0
 """How long each step of stopping may take, once nothing is waited for on purpose."""
 
 
-class StartError(RuntimeError):
-    """The broker cannot serve; the message says why and what to do."""
-
-
 class BrokerServer:
     """One broker. Use it on one event loop, once.
 
@@ -102,6 +98,7 @@ class BrokerServer:
             max_queue=settings.max_queue,
             max_queue_bytes=settings.max_queue_bytes,
             prospects=self.supervisor,
+            may_grow=lambda environment: self._elastic.may_grow(environment),
         )
         self.observer: Final = Observer(
             settings,
@@ -217,13 +214,7 @@ class BrokerServer:
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, self._server)
         if self._settings.loopback:
             reflection.enable_server_reflection(_SERVICES, self._server)
-        try:
-            port = bind(self._server, self._settings.listen)
-        except RuntimeError as error:
-            raise StartError(
-                f"cannot listen on {self._settings.listen} ({error}); is another server on that port? Choose "
-                "another, or port 0"
-            ) from None
+        port = bind(self._server, self._settings.listen)
         self._address = f"{host}:{port}"
         await self._health.publish()
         await self._server.start()

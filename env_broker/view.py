@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from env_broker.tasks import Errands
 
 LOST_SECONDS: Final = 60.0
-"""How long a lost worker is shown."""
+"""How long a lost worker is shown; a local one also for as long as its process lives."""
 MAX_LOST: Final = 64
 """How many lost workers are shown, the last ones."""
 
@@ -97,8 +97,8 @@ class PoolView:
         view = self._worker(link)
         view.state = pool_service_pb2.WORKER_STATE_LOST
         view.detail = shown(_LOST + cause)
-        # Nobody knows what it has now.
-        view.running = view.open_windows = view.held_array_bytes = 0
+        # Those are settled without it. Its arrays are not: if its process lives, so do they.
+        view.running = view.open_windows = 0
         self._lost.pop(view.instance, None)
         self._lost[view.instance] = _Lost(view, self._clock.now() + LOST_SECONDS)
         while len(self._lost) > MAX_LOST:
@@ -110,10 +110,11 @@ class PoolView:
     def take(self) -> WatchPoolResponse:
         """The pool as it is now; `taken_at` is left to the caller."""
         now = self._clock.now()
-        for instance, lost in tuple(self._lost.items()):
-            if lost.until <= now or instance in self._links:
-                del self._lost[instance]
         places = {place.instance: place for place in self._local.views() if place.instance}
+        for instance, lost in tuple(self._lost.items()):
+            # One whose process lives, as where it was stopped, may still hold arrays, whoever asks when.
+            if instance in self._links or (lost.until <= now and instance not in places):
+                del self._lost[instance]
         return pool_service_pb2.WatchPoolResponse(
             workers=[
                 *(self._worker(link, places.get(instance)) for instance, link in self._links.items()),

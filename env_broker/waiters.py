@@ -30,7 +30,7 @@ class Waiters(Generic[T]):
     It knows no deadlines: a caller that gives up removes its own waiter.
 
     Args:
-        limit: most waiters, of all environments together.
+        limit: most waiters, of all environments together; those that return apart.
     """
 
     def __init__(self, limit: int) -> None:
@@ -48,19 +48,30 @@ class Waiters(Generic[T]):
         """How many wait for one of these environments."""
         return sum(len(self._queues.get(name, ())) for name in frozenset(environments))
 
-    def push(self, environment: str, value: T, priority: int = 0) -> Waiter[T]:
+    def order(self) -> int:
+        """A place in the order of coming, behind all that were given before."""
+        self._orders += 1
+        return self._orders
+
+    def push(
+        self, environment: str, value: T, priority: int = 0, *, order: int = 0, returns: bool = False
+    ) -> Waiter[T]:
         """Wait. `value` is the caller's own, and comes back with `pop`.
+
+        Args:
+            order: what `order` gave; 0: behind all others.
+            returns: it had its turn, which came to nothing. It waits again where it was, however many wait:
+                those that have come since have not taken its place.
 
         Raises:
             QueueFullError: `limit` is reached.
         """
-        if self._length >= self._limit:
+        if self._length >= self._limit and not returns:
             raise QueueFullError(
                 f"{self._length} runs wait for a worker, the limit is {self._limit}; send the run again later"
             )
-        self._orders += 1
         self._length += 1
-        waiter = Waiter(-priority, self._orders, environment, value)
+        waiter = Waiter(-priority, order or self.order(), environment, value)
         insort(self._queues.setdefault(environment, []), waiter)
         return waiter
 

@@ -6,6 +6,8 @@ import asyncio
 import json
 import logging
 import os
+import secrets
+import shlex
 import sys
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, TextIO
@@ -135,21 +137,35 @@ def _references(path: str) -> FoundReferences:
 def _run(settings: ClientSettings) -> int:
     tasks = read_tasks(settings.tasks) if settings.tasks is not None else [{}]
     tally = Tally(settings.count or len(tasks))
+    # Of runs that nobody owns, arrays whose references are lost could be freed by nobody.
+    owner = settings.owner or f"env-client-{secrets.token_hex(4)}"
     with _opened(settings.out) as out:
         report = sys.stderr if out is sys.stdout else sys.stdout
         try:
             # Ctrl-C cancels the main task: its runs are told, and the client waits until that has left.
-            asyncio.run(_run_all(settings, tasks, tally, out))
+            asyncio.run(_run_all(settings, owner, tasks, tally, out))
         except KeyboardInterrupt:
             print("interrupted: the open runs were cancelled", file=sys.stderr)
             raise
         finally:
             print(tally.summary(), file=report)
+            if tally.referring:
+                episodes = f"{tally.referring} episode{'' if tally.referring == 1 else 's'}"
+                print(
+                    f"the training arrays of {episodes} stay in their workers until they are released, by "
+                    f"reference or with: env-client release --broker {settings.broker} --owner "
+                    f"{shlex.quote(owner)}",
+                    file=report,
+                )
     return _FAILED if tally.exceptions else _OK
 
 
 async def _run_all(
-    settings: ClientSettings, tasks: Sequence[Mapping[str, Any]], tally: Tally, out: TextIO | None
+    settings: ClientSettings,
+    owner: str,
+    tasks: Sequence[Mapping[str, Any]],
+    tally: Tally,
+    out: TextIO | None,
 ) -> None:
     assert settings.broker is not None
     client = EnvClient(
@@ -157,7 +173,7 @@ async def _run_all(
         env=settings.env,
         model=settings.model,
         sampling=settings.sampling_params(),
-        owner=settings.owner,
+        owner=owner,
         timeout=settings.timeout,
     )
     async with client:

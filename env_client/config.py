@@ -75,7 +75,12 @@ class ClientSettings:
         "--sampling", None, "JSON", 'sampling parameters, e.g. {"temperature": 0.7, "max_tokens": 512}'
     )
     owner: str = _setting(
-        "--owner", "", "name", "by whose name the runs' training arrays can be released", ("run", "release")
+        "--owner",
+        "",
+        "name",
+        "by whose name the runs' training arrays can be released; without it `env-client run` makes one up, "
+        "and says it at its end where they left some",
+        ("run", "release"),
     )
     episodes: str | None = _setting(
         "--episodes",

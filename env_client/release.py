@@ -16,6 +16,7 @@ from env_client.pool import name, printable, watch
 from env_client.request import PROTOCOL_GENERATION
 from env_client.statuses import env_error
 from env_client.tally import format_bytes
+from env_client.training_arrays.hosts import dial_target
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -38,13 +39,13 @@ class Holder:
 
     Attributes:
         name: as messages name it.
-        address: where it is asked.
+        target: what is dialled.
         requests: what to free there, one call each.
         held_bytes: what it held by its last heartbeat; None where that is not known.
     """
 
     name: str
-    address: str
+    target: str
     requests: tuple[ReleaseRequest, ...]
     held_bytes: int | None = None
 
@@ -71,9 +72,14 @@ class Answer:
         if self.error.code == "UNIMPLEMENTED":
             return f"{self.holder.name}: serves no arrays"
         if not self.is_failure:
-            return f"{self.holder.name}: held nothing by its last heartbeat, and could not be asked"
-        holds = f" of {format_bytes(self.holder.held_bytes)} that it held" if self.holder.held_bytes else ""
-        return printable(f"{said}{holds}, then it failed: {self.error}{_next_step(self.error)}")
+            return f"{self.holder.name}: could not be asked, and held nothing by its last heartbeat"
+        if self.freed.released or self.freed.not_found:
+            return printable(f"{said}, then it failed: {self.error}{_next_step(self.error)}")
+        held = self.holder.held_bytes
+        holds = "" if held is None else f", and held {format_bytes(held)} by its last heartbeat"
+        return printable(
+            f"{self.holder.name}: could not be asked{holds}: {self.error}{_next_step(self.error)}"
+        )
 
 
 def holders_of_owner(target: str, owner: str) -> list[Holder]:
@@ -100,7 +106,8 @@ def holders_of_owner(target: str, owner: str) -> list[Holder]:
     holders: dict[str, Holder] = {}
     for worker in view.workers:  # those that were lost last: another may have their address by now
         if worker.address:
-            holder = Holder(name(worker), worker.address, (request,), worker.held_array_bytes)
+            dialled = dial_target(worker.address)
+            holder = Holder(name(worker), dialled, (request,), worker.held_array_bytes)
             holders.setdefault(worker.address, holder)
     return list(holders.values())
 
@@ -110,7 +117,7 @@ def holders_of_references(found: FoundReferences) -> list[Holder]:
     return [
         Holder(
             f"worker {printable(instance[:SHOWN_ID_DIGITS])} at {printable(address)}",
-            address,
+            dial_target(address),
             tuple(_by_reference(instance, sorted(keys))),
         )
         for (instance, address), keys in found.keys.items()
@@ -150,7 +157,7 @@ def release(holders: Sequence[Holder], out: TextIO, report: TextIO) -> bool:
 
 def _ask(holder: Holder) -> Answer:
     freed = ReleaseResponse()
-    with open_sync_channel(holder.address, None) as channel:
+    with open_sync_channel(holder.target, None) as channel:
         method = channel.unary_unary(
             _RELEASE_METHOD,
             request_serializer=ReleaseRequest.SerializeToString,

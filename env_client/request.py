@@ -22,6 +22,8 @@ Task: TypeAlias = Mapping[str, Any]
 Sampling: TypeAlias = Mapping[str, Any] | SamplingParams
 
 _SESSION_ID_BYTES: Final = 34  # Of the field, which is set when the request leaves.
+_FOREVER_SECONDS: Final = 1e9
+"""Some thirty years: gRPC takes more for a time that has passed."""
 _REQUEST_ID: Final = re.compile(r"[0-9a-f]{32}")
 _SAMPLING_FIELDS: Final = frozenset(SamplingParams.DESCRIPTOR.fields_by_name)
 
@@ -87,12 +89,17 @@ def checked_timeout(timeout: float | None) -> float | None:
     Raises:
         InvalidRequestError: it is not a number of seconds, or less than 0.
     """
-    if timeout is not None and not timeout >= 0:
-        raise InvalidRequestError(
-            f"timeout {timeout!r}: expected 0 or more seconds; leave it out for none",
-            metadata={"field": "timeout"},
-        )
-    return None if timeout == math.inf else timeout
+    try:
+        if timeout is None or timeout >= _FOREVER_SECONDS:
+            return None
+        if timeout >= 0:
+            return timeout
+    except TypeError:
+        pass
+    raise InvalidRequestError(
+        f"timeout {timeout!r}: expected 0 or more seconds; leave it out for none",
+        metadata={"field": "timeout"},
+    )
 
 
 def build_request(

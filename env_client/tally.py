@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from env_client.arrays import episode_reward
+from env_client.training_arrays.reference import INFO_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -52,6 +53,8 @@ class Tally:
     turns: int = 0
     received_bytes: int = 0
     array_bytes: float | None = None
+    referring: int = 0
+    """Episodes with references to training arrays: their workers hold those until somebody releases them."""
     simulated: bool = False
     by_outcome: dict[str, Group] = field(default_factory=dict)
     by_kind: dict[str, Group] = field(default_factory=dict)
@@ -69,6 +72,7 @@ class Tally:
             size = json.loads(trace.info_json.get(ARRAY_BYTES_KEY, "null"))
             if isinstance(size, int | float):
                 self.array_bytes = (self.array_bytes or 0) + size
+        self.referring += any(json.loads(trace.info_json.get(INFO_KEY, "null")) for trace in episode.traces)
         if not episode.head.ok:
             errors = [*episode.head.errors, *(error for trace in episode.traces for error in trace.errors)]
             said = f"{errors[-1].type}: {errors[-1].message}" if errors else "no error was given"

@@ -79,6 +79,8 @@ class Admission:
         self._adopt: Final = adopt
         self._clock: Final = clock
         self._no_room: _NoRoom | None = None
+        self.without_room = 0
+        """Runs that found no room for their training arrays."""
 
     @property
     def no_room(self) -> str:
@@ -124,6 +126,7 @@ class Admission:
             reservation = store.reserve()
         except ArrayBudgetError as error:
             self._no_room = _NoRoom(hook, store, _taken(store), str(error))
+            self.without_room += 1
             raise
         self._no_room = None
         return reservation

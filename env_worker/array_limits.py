@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Final
 from env_worker.arrays.limits import ArrayLimits
 from env_worker.arrays.segment import check_folder
 from env_worker.domain import TRAINING_ARRAY_FIELDS
+from env_worker.hook import array_store
 from env_worker.memory import usable_memory_bytes
 from env_worker.setting import SettingsError
 
 if TYPE_CHECKING:
     from env_worker.config import WorkerSettings
+    from env_worker.hook import EpisodeHook
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +24,15 @@ MEMORY_SHARE: Final = 4
 """One part of so many of the usable memory, where no setting says how much."""
 SPILL_SHARE: Final = 2
 """One part of so many of the folder's free space, likewise."""
+_UNSET: Final = {
+    "array_memory_bytes": None,
+    "array_spill_dir": None,
+    "array_spill_bytes": None,
+    "array_lease_seconds": 0.0,
+    "array_fields": (),
+    "array_strict": False,
+}
+"""Settings of which nobody has made use. Not array_workers, which a broker says to all its workers."""
 
 
 def array_limits(settings: WorkerSettings) -> ArrayLimits:
@@ -59,6 +70,23 @@ def array_limits(settings: WorkerSettings) -> ArrayLimits:
         lease_seconds=settings.array_lease_seconds,
         fields=tuple(dict.fromkeys(settings.array_fields)) or TRAINING_ARRAY_FIELDS,
         strict=settings.array_strict,
+    )
+
+
+def warn_of_unused(settings: WorkerSettings, hook: EpisodeHook | None) -> None:
+    """Log it if settings for training arrays were given, and `hook` keeps none that they are for."""
+    given = [name for name, default in _UNSET.items() if getattr(settings, name) != default]
+    if not given:
+        return
+    try:
+        if array_store(hook) is not None:
+            return
+    except Exception:  # the user's code; it is said where the store is adopted
+        return
+    logger.warning(
+        "%s: no effect, as %s; add --hook array-keeper, or give your hook the attribute array_store",
+        ", ".join("--" + name.replace("_", "-") for name in given),
+        "there is no hook" if hook is None else f"the hook {type(hook).__name__} has no ArrayStore",
     )
 
 

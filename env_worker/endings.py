@@ -72,7 +72,7 @@ def hook_failed(error: EpisodeError) -> Refusal:
     """The hook's `keep` raised `error`."""
     return Refusal(
         errors_pb2.ERROR_REASON_HOOK_FAILED,
-        f"the episode hook's keep raised {error.type}: {error.message}; the worker's log has the traceback",
+        f"the episode hook's keep raised {error.type}: {error.message}; see the worker's log",
     )
 
 

@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import inspect
 import logging
+import weakref
 from typing import TYPE_CHECKING, Final, Protocol
 
 from env_worker.thread_pool import started_pool
@@ -42,10 +43,11 @@ class EpisodeHook(Protocol):
     taken to be held. A hook that `set_episode_hook` replaced is asked until it holds none.
 
     One that keeps them in an `env_worker.arrays.store.ArrayStore`, as ArrayKeeper does, has that as its
-    attribute `array_store`. Then this worker's TrainingArrayService serves the store, also after the hook was
-    replaced, the references that it writes name this worker, and room for one more episode is reserved in it
-    before a run is admitted: where there is none, the run is refused. A store belongs to one worker: runs of
-    another one that has the same hook fail.
+    attribute `array_store`, which is read once. Then this worker's TrainingArrayService serves the store,
+    also after the hook was replaced, the references that it writes name this worker, and room for one more
+    episode is reserved in it before a run is admitted: where there is none, the run is refused. A store
+    belongs to one worker: runs of another one that has the same hook fail. The worker's limits hold for each
+    store by itself: what a replaced hook holds counts in its own, and its successor has all of them again.
     """
 
     def keep(self, episode: Episode, sampling: SamplingParams) -> None:
@@ -74,6 +76,7 @@ def check_hook(hook: object, source: str) -> EpisodeHook:
     otherwise."""
     if inspect.isclass(hook):
         raise HookLoadError(f"{source} is the class {hook.__name__}; pass an instance of it")
+    _check_array_store(hook, source)
     for name, arguments in (("keep", 2), ("discard", 1)):
         method = getattr(hook, name, None)
         if not callable(method):
@@ -101,6 +104,24 @@ def check_hook(hook: object, source: str) -> EpisodeHook:
     return hook  # type: ignore[return-value]
 
 
+def _check_array_store(hook: object, source: str) -> None:
+    """Arrays that would be lost, or served by nobody, are not found out at the first episode."""
+    from env_worker.arrays.keeper import ArrayKeeper  # only here: user modules import this one
+
+    # Not read as an attribute is: a property is the user's code.
+    store = inspect.getattr_static(hook, "array_store", None)
+    if store is None and isinstance(hook, ArrayKeeper):
+        raise HookLoadError(
+            f"{source} is an ArrayKeeper without its array_store: {type(hook).__name__}.__init__ does not "
+            "call super().__init__(); call it first"
+        )
+    if isinstance(store, ArrayKeeper):
+        raise HookLoadError(
+            f"{source} has an ArrayKeeper as its array_store, which is not served; assign the keeper's own: "
+            "self.array_store = keeper.array_store"
+        )
+
+
 def _never_runs(function: object) -> bool:
     return (
         inspect.iscoroutinefunction(function)
@@ -109,13 +130,30 @@ def _never_runs(function: object) -> bool:
     )
 
 
+_stores: Final[dict[int, tuple[Callable[[], object], ArrayStore]]] = {}
+"""By the id of their hook, each with what gives the hook, or None when it is gone."""
+
+
 def array_store(hook: EpisodeHook | None) -> ArrayStore | None:
-    """The hook's `array_store`; None where it has none. Raises what reading the attribute raises."""
+    """The hook's `array_store`, the one that it had when it was read first; None where it has none. Raises
+    what reading the attribute raises.
+    """
+    key = id(hook)
+    if (known := _stores.get(key)) is not None and known[0]() is hook:
+        return known[1]
     if (store := getattr(hook, "array_store", None)) is None:
         return None
     from env_worker.arrays.store import ArrayStore  # only where it is used: user modules import this one
 
-    return store if isinstance(store, ArrayStore) else None
+    if not isinstance(store, ArrayStore):
+        return None
+    alive: Callable[[], object]
+    try:
+        alive = weakref.ref(hook, lambda _: _stores.pop(key, None))
+    except TypeError:  # it has no place for one, so it stays
+        alive = lambda: hook  # noqa: E731
+    # A property that makes another store each time may be read by several threads at once.
+    return _stores.setdefault(key, (alive, store))[1]
 
 
 _current: EpisodeHook | None = None

@@ -59,3 +59,10 @@ def bind(server: grpc.aio.Server, listen: str) -> int:
             if error.errno == errno.EADDRINUSE:
                 raise RuntimeError(f"{address[0]} port {port} is taken") from None
     return server.add_insecure_port(listen)
+
+
+async def give_up_ports(server: grpc.aio.Server) -> None:
+    """Serve no more, also where nothing was served yet: what such a server has bound, gRPC gives back only
+    when it was started, and so for a moment it is."""
+    await server.start()
+    await server.stop(None)

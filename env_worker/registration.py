@@ -15,8 +15,7 @@ from envtrio.v1 import registry_service_pb2_grpc
 from env_worker.channel_options import CHANNEL_OPTIONS
 from env_worker.loop_lag import LoopLag
 from env_worker.reachability import Reachability
-from env_worker.request import PROTOCOL_GENERATION
-from env_worker.servicer import VERSION
+from env_worker.report import Report
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from envtrio.v1.env_service_pb2 import EnvironmentDescription
 
     from env_worker.held_arrays import Held
+    from env_worker.report import Room
     from env_worker.runner import Runner
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,9 @@ REPEAT_SECONDS: Final = 60.0
 HEARTBEATS_HELD: Final = 3
 """A lease of so many was a real one: after it the worker comes back at once, and says in the log why."""
 GOODBYE_SECONDS: Final = 1.0
-MAX_DETAIL_BYTES: Final = 256
+ROOM_SECONDS: Final = 0.1
+"""So often it is looked whether there is room for training arrays: a broker, which gives no runs to a worker
+without, should not hear of that with a heartbeat's delay."""
 
 _HOPELESS: Final = frozenset(
     {
@@ -92,11 +94,16 @@ class Registration:
         self._runner: Final = runner
         self._instance: Final = instance
         self._address: Final = address
-        self._environments: Final = environments
-        self._local_slot: Final = local_slot
         self._drain: Final = drain
-        self._held: Final = held
-        self._detail: Final = detail
+        self._report: Final = Report(
+            runner,
+            instance=instance,
+            address=address,
+            environments=environments,
+            local_slot=local_slot,
+            held=held,
+            detail=detail,
+        )
         self._clock: Final = clock
         self._hurry: Final = asyncio.Event()
         self._closing: Final = asyncio.Event()
@@ -168,7 +175,7 @@ class Registration:
         silent = f"no connection within {CONNECT_SECONDS:g} s"
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                await call.write(pb.RegisterRequest(hello=self._hello()))
+                await call.write(pb.RegisterRequest(hello=self._report.hello()))
             silent = f"the broker has not answered the hello within {ANSWER_SECONDS:g} s"
             async with asyncio.timeout(ANSWER_SECONDS):
                 frame = await call.read()
@@ -240,54 +247,25 @@ class Registration:
                 closing = self._closing.is_set()
                 seq += 1
                 sent[seq] = self._clock()
-                await call.write(pb.RegisterRequest(heartbeat=await self._heartbeat(seq, lag)))
+                beat, room = await self._report.heartbeat(seq, lag)
+                await call.write(pb.RegisterRequest(heartbeat=beat))
                 if closing:
                     break  # the last one says that it drains: else its end would look like a broken stream
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(seconds):
-                        await self._hurry.wait()
+                        await self._news(room)
                 self._hurry.clear()
             await call.done_writing()
         finally:
             lag.close()
 
-    async def _heartbeat(self, seq: int, lag: LoopLag) -> pb.WorkerHeartbeat:
-        slots, table = self._runner.slots, self._runner.table
-        beat = pb.WorkerHeartbeat(
-            seq=seq,
-            running=slots.held + slots.waiting,
-            open_windows=table.open_windows,
-            draining=self._runner.draining,
-            loop_lag_millis=lag.take_millis(),
-            detail=self._detail().encode("utf-8", "replace")[:MAX_DETAIL_BYTES].decode("utf-8", "ignore"),
-        )
-        # After the rest: what was kept for a run that the rest counts no more is among it.
-        held = await self._held()
-        beat.held_arrays, beat.held_array_bytes = held.episodes, held.bytes
-        return beat
-
-    def _hello(self) -> pb.WorkerHello:
-        table = self._runner.table
-        held = [
-            pb.HeldRun(
-                request_id=entry.request_id,
-                session_id=entry.session_id,
-                state=pb.HELD_RUN_STATE_REPLIED if entry.replied else pb.HELD_RUN_STATE_RUNNING,
-            )
-            for entry in table.entries()
-            if not entry.settled
-        ]
-        return pb.WorkerHello(
-            protocol_generation=PROTOCOL_GENERATION,
-            version=VERSION,
-            instance=self._instance,
-            address=self._address,
-            environments=self._environments,
-            max_concurrent_runs=self._runner.slots.capacity,
-            late_cancel_seconds=table.late_cancel_seconds,
-            held_runs=held,
-            local_slot=self._local_slot,
-        )
+    async def _news(self, told: Room) -> None:
+        """Return when the broker should hear something now: what `nudge` was called for, or that it is no
+        longer `told` the truth of the room for arrays."""
+        while not self._hurry.is_set() and self._report.room == told:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ROOM_SECONDS):
+                    await self._hurry.wait()
 
     async def _raise_status(self, call: _Call) -> None:
         if (code := await call.code()) is not grpc.StatusCode.OK:

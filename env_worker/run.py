@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from envtrio.v1 import errors_pb2
 
 from env_worker import wire
+from env_worker.arrays.errors import ArrayKeepError
 from env_worker.delta.limits import MessageTooLargeError
 from env_worker.delta.streamer import DeltaStreamer
 from env_worker.domain import Episode, EpisodeError, InvalidTaskError
@@ -230,9 +231,10 @@ class Run:
         else:
             failure = EpisodeError.from_exception(error)
             self._settle(Event.KEEP_RAISED, hook_failed(failure))
-            logger.error(
-                "run=%s reason=HOOK_FAILED keep raised %s", self.name, failure.traceback or failure.type
-            )
+            said = failure.traceback or failure.type
+            if isinstance(error, ArrayKeepError):  # no fault: no room, or a hole. Each run may come to it.
+                said = f"{failure.type}: {failure.message}"
+            logger.error("run=%s reason=HOOK_FAILED keep raised %s", self.name, said)
         self.episode.drop_arrays()
         return not self.entry.settled
 

@@ -95,6 +95,11 @@ class Runner:
         """For people: why there is no room for a run's training arrays; empty where there is."""
         return self._admission.no_room
 
+    @property
+    def without_array_room(self) -> int:
+        """Runs that were refused for that."""
+        return self._admission.without_room
+
     async def wait_until(self, reached: Callable[[], bool]) -> None:
         """Wait until `reached()`, which is asked after every change."""
         while not reached():

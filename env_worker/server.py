@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 import uuid
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Final
 
 import grpc
@@ -24,7 +25,7 @@ from env_worker.exit_codes import EXIT_OK, EXIT_REFUSED, EXIT_STUCK
 from env_worker.held_arrays import HeldArrays
 from env_worker.hook import HookLoadError, current_hook
 from env_worker.isolate.registry import load_environments
-from env_worker.listening import bind, cannot_listen, check_exposure
+from env_worker.listening import bind, cannot_listen, check_exposure, give_up_ports
 from env_worker.model.simulated import SimulatedModel
 from env_worker.registration import Registration
 from env_worker.runner import Runner
@@ -111,13 +112,19 @@ class WorkerServer:
 
     async def start(self) -> None:
         """Serve. ServerStartError if an address cannot be had, SettingsError if it may not be, or an extra is
-        missing; HookLoadError if the hook's arrays cannot be served."""
+        missing; HookLoadError if the hook's arrays cannot be served. Then nothing is served."""
+        async with AsyncExitStack() as undo:
+            await self._start(undo)
+            undo.pop_all()
+
+    async def _start(self, undo: AsyncExitStack) -> None:
         settings = self.settings
         check_exposure("--listen", settings.listen, insecure=settings.insecure)
         if settings.metrics is not None:
             check_exposure("--metrics", settings.metrics, insecure=settings.insecure)
         limits = array_limits(settings)
         server = grpc.aio.server(options=SERVER_OPTIONS)
+        undo.push_async_callback(give_up_ports, server)
         host = settings.listen.rpartition(":")[0]
         try:
             self.address = f"{host}:{bind(server, settings.listen)}"
@@ -125,19 +132,21 @@ class WorkerServer:
             raise cannot_listen("--listen", settings.listen, error) from error
         if settings.metrics is not None:
             metrics = self._metrics = await asyncio.to_thread(MetricsServer, settings.metrics)
+            undo.push_async_callback(asyncio.to_thread, metrics.close)
             self.metrics_address = metrics.address
         hook = current_hook if self._hook is None else lambda: self._hook
         address = settings.advertised(self.address)
         arrays = self._arrays = ArrayServing(Home(self.instance, address), limits, hook)
+        undo.push_async_callback(arrays.close)
         if (current := hook()) is not None:
             try:
                 arrays.adopt(current)  # not only at its first run: what is wrong with it is said here
             except Exception as error:  # it may be the user's code
-                await arrays.close()
                 raise HookLoadError(f"the hook's training arrays cannot be served: {error}") from error
         runner = self._runner = Runner(
             settings, instance=self.instance, hook=self._hook, adopt=arrays.adopt, clock=self._clock
         )
+        undo.push_async_callback(runner.close)
         model = SimulatedModel(seed=settings.seed, accuracy=settings.accuracy)
         sessions = self._sessions = Sessions(
             runner,
@@ -250,8 +259,9 @@ class WorkerServer:
     def _detail(self) -> str:
         """For the pool's view: why the worker drains or refuses runs, and what blocks its environments."""
         drains = f"drains: {self._stop_cause or 'told to'}" if self.runner.draining else ""
+        stays = "" if self._stopping is None else self._stopping.staying
         blocked = "" if self._stuck is None else self._stuck.blocked
-        return "; ".join(part for part in (drains, blocked, self.runner.no_array_room) if part)
+        return "; ".join(part for part in (drains, stays, blocked, self.runner.no_array_room) if part)
 
     def _give_up(self, reason: str) -> None:
         if self.stop_wanted.is_set():

@@ -73,6 +73,18 @@ class Stopping:
         self._worker: Final = worker[:8]
         self._clock: Final = clock
         self._hurry: Final = asyncio.Event()
+        self._stays_until: float | None = None
+        """By the loop's time; None but while it stays."""
+        self._stays_for_arrays = False
+
+    @property
+    def staying(self) -> str:
+        """For people: for what it stays after the drain, and how long at most; empty while it does not."""
+        if self._stays_until is None:
+            return ""
+        left = max(0, math.ceil(self._stays_until - asyncio.get_running_loop().time()))
+        kept = "held training arrays" if self._stays_for_arrays else "replies that can still be taken back"
+        return f"it stays for {kept}, at most {left} s more"
 
     def hurry(self) -> None:
         """Skip what is left of the drain and of the stay."""
@@ -118,6 +130,7 @@ class Stopping:
     async def _stay(self) -> None:
         """Until no reply can be taken back and no array is held."""
         windows, held = self._runner.table.open_windows, await self._held.read()
+        self._stays_for_arrays = bool(held.episodes)
         if not (windows or held.episodes):
             return
         if self._settings.linger_seconds and not self._hurry.is_set():
@@ -126,7 +139,11 @@ class Stopping:
                 "it at once",
                 self._worker, self._how_long(held), windows, held,
             )  # fmt: skip
-        await self._within(self._settings.linger_seconds, self._emptied())
+        self._stays_until = asyncio.get_running_loop().time() + self._settings.linger_seconds
+        try:
+            await self._within(self._settings.linger_seconds, self._emptied())
+        finally:
+            self._stays_until = None
 
     def _how_long(self, held: Held) -> str:
         most, last = self._settings.linger_seconds, self._runner.table.last_expiry

@@ -10,6 +10,7 @@ from envtrio.v1.training_array_service_pb2 import ArrayDescriptor, FetchResponse
 from google.protobuf.message import DecodeError
 
 from env_client.errors import ArrayProtocolError
+from env_client.training_arrays.excerpt import excerpt
 from env_client.training_arrays.reference import ROUTED_EXPERTS, ArraySpec
 
 if TYPE_CHECKING:
@@ -119,7 +120,8 @@ def _is_part(spec: ArraySpec, whole: ArraySpec, ask: Ask) -> bool:
         return False
     if spec.name == ROUTED_EXPERTS:
         return spec.shape[0] == ask.end - ask.start
-    return spec.shape[0] <= whole.shape[0]
+    most = whole.shape[0]
+    return spec.shape[0] <= (min(most, ask.end - ask.start) if spec.name.endswith(".counts") else most)
 
 
 def _piece_start(frame: bytes) -> int | None:
@@ -140,6 +142,6 @@ def _piece_start(frame: bytes) -> int | None:
 
 def _wrong(what: str, found: Any, expected: Any) -> ArrayProtocolError:
     return ArrayProtocolError(
-        f"the descriptor's {what} is {found}, expected {expected}; nothing was allocated; report it with the "
-        "versions of worker and client"
+        f"the descriptor's {what} is {excerpt(found)}, expected {expected}; nothing was allocated; report it "
+        "with the versions of worker and client"
     )

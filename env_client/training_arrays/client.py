@@ -5,21 +5,23 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast, overload
 
-from env_client.errors import FetchDeadlineError
-from env_client.training_arrays.core import ArrayCore, first_error
+from env_client.training_arrays.arguments import list_of
+from env_client.training_arrays.core import ArrayCore
 from env_client.training_arrays.sync import RELEASE_SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
     from types import TracebackType
     from typing import Self
 
     import grpc
     from numpy.typing import NDArray
 
-    from env_client.training_arrays.core import Job
+    from env_client.errors import EnvError
+    from env_client.training_arrays.arguments import Tokens
+    from env_client.training_arrays.batch import Batch, Job
     from env_client.training_arrays.progress import OnProgress
     from env_client.training_arrays.reference import Reference
 
@@ -32,13 +34,14 @@ class ArrayClient:
 
     As `SyncArrayClient`, which has the words on each call; only how they wait is different. A call whose task
     is cancelled ends its gRPC call at once, and only then raises CancelledError: nothing is written to `out`
-    any more. The bytes come in `concurrency` threads, and never stall the event loop.
+    any more, however often it was cancelled. The bytes come in `concurrency` threads, references are checked
+    in others, and neither stalls the event loop.
 
     Args:
         hosts: "HOST" or "HOST:PORT" of the workers that may be called; None: all.
-        credentials: of TLS channels; None: in the clear.
+        credentials: of TLS channels, and what calls carry; they need `hosts`. None: in the clear.
         concurrency: how many fetches are under way at once, at most; others wait for their turn.
-        lost_seconds: how long a worker that cannot be reached is tried again.
+        lost_seconds: how long a worker that cannot be reached is tried again; then it is remembered.
         shared_memory: map the worker's memory where it is of this host and user; False: stream always.
     """
 
@@ -81,47 +84,86 @@ class ArrayClient:
         told = _LoopProgress.of(on_progress)
         job = self._core.fetch_job(reference, fields, tokens, out, told)
         (arrays,) = await self._together([job], timeout, told)
-        return arrays
+        return cast("dict[str, NDArray[Any]]", arrays)
+
+    @overload
+    async def fetch_many(
+        self,
+        references: Iterable[Reference],
+        fields: Collection[str] | None = None,
+        tokens: Tokens = None,
+        *,
+        on_progress: OnProgress | None = None,
+        timeout: float | None = None,
+        return_exceptions: Literal[False] = False,
+    ) -> list[dict[str, NDArray[Any]]]: ...
+
+    @overload
+    async def fetch_many(
+        self,
+        references: Iterable[Reference],
+        fields: Collection[str] | None = None,
+        tokens: Tokens = None,
+        *,
+        on_progress: OnProgress | None = None,
+        timeout: float | None = None,
+        return_exceptions: bool,
+    ) -> list[dict[str, NDArray[Any]] | EnvError]: ...
 
     async def fetch_many(
         self,
         references: Iterable[Reference],
         fields: Collection[str] | None = None,
+        tokens: Tokens = None,
         *,
         on_progress: OnProgress | None = None,
         timeout: float | None = None,
-    ) -> list[dict[str, NDArray[Any]]]:
+        return_exceptions: bool = False,
+    ) -> list[Any]:
         """As `SyncArrayClient.fetch_many`; `on_progress` is a plain function, called on this event loop."""
         told = _LoopProgress.of(on_progress)
-        return await self._together(self._core.fetch_jobs(references, fields, told), timeout, told)
+        held = list_of(references, "fetch(reference)")
+        jobs = await self._aside(
+            lambda: self._core.fetch_jobs(held, fields, tokens, told, collects=return_exceptions)
+        )
+        return await self._together(jobs, timeout, told, collects=return_exceptions)
 
     async def release(self, *references: Reference, timeout: float = RELEASE_SECONDS) -> int:
         """As `SyncArrayClient.release`."""
-        return sum(await self._together(self._core.release_jobs(references), timeout, releases=True))
+        return await self._released(self._core.checked_release_job(references), timeout)
 
     async def release_owner(self, address: str, owner: str, *, timeout: float = RELEASE_SECONDS) -> int:
         """As `SyncArrayClient.release_owner`."""
-        job = self._core.release_owner_job(address, owner)
-        return sum(await self._together([job], timeout, releases=True))
+        return await self._released(self._core.release_owner_job(address, owner), timeout)
 
     @asynccontextmanager
     async def releasing(self, references: Iterable[Reference]) -> AsyncIterator[list[Reference]]:
         """As `SyncArrayClient.releasing`, for `async with`; also when the block is cancelled."""
-        held = list(references)
-        self._core.release_jobs(held)
+        held = list_of(references, "releasing([reference])")
+        groups = await self._aside(lambda: self._core.groups(held))
+        release = self._core.release_job(groups)
         try:
             yield held
         except BaseException:
             try:
-                await self.release(*held)
+                await self._released(release, RELEASE_SECONDS)
             except Exception as error:
-                _LOG.warning("%d references could not be released: %s", len(held), error)
+                _LOG.warning("not all of %d references could be released: %s", len(held), error)
             raise
-        await self.release(*held)
+        await self._released(release, RELEASE_SECONDS)
 
     async def close(self) -> None:
         """Give up what is being fetched, and disconnect. Arrays that were fetched stay."""
         await asyncio.to_thread(self._core.close)
+
+    async def _aside(self, function: Callable[[], _T]) -> _T:
+        return await asyncio.wrap_future(self._core.aside(function))
+
+    async def _released(self, job: Job[int], timeout: float) -> int:
+        batch = self._core.start([job], timeout, fetches=False)
+        # No time limit here: a release minds its own, from when it has a thread.
+        await _end_of(batch, None)
+        return sum(batch.results())
 
     async def _together(
         self,
@@ -129,36 +171,36 @@ class ArrayClient:
         timeout: float | None,
         progress: _LoopProgress | None = None,
         *,
-        releases: bool = False,
-    ) -> list[_T]:
-        started = self._core.start(jobs, timeout, releases=releases)
-        if not started:
-            return []
-        waiting = [asyncio.wrap_future(each.future) for each in started]
-        # A release that fails is no reason to leave the others.
-        until = asyncio.ALL_COMPLETED if releases else asyncio.FIRST_EXCEPTION
+        collects: bool = False,
+    ) -> list[Any]:
+        batch = self._core.start(jobs, timeout, collects=collects)
+        await _end_of(batch, timeout)
+        if progress is not None and progress.error is not None:
+            raise progress.error
+        return batch.results()
+
+
+async def _end_of(batch: Batch[Any], timeout: float | None) -> None:
+    """Wait until a batch has ended, or its time is over; no thread works on it any more in any case."""
+    ended = asyncio.wrap_future(batch.ended)
+    try:
+        while not ended.done() and (left := None if timeout is None else batch.bounds.seconds_left()) != 0.0:
+            await asyncio.wait([ended], timeout=left)
+    finally:
+        batch.give_up()
+        await _end_however_cancelled(ended)
+
+
+async def _end_however_cancelled(future: asyncio.Future[None]) -> None:
+    """Wait for a future that will soon be done; only then raise a cancel that came meanwhile."""
+    cancelled: asyncio.CancelledError | None = None
+    while not future.done():
         try:
-            # The timeout is for those that still wait for a thread; those that have one mind it themselves.
-            limit = started[0].bounds.seconds_left()
-            _, left = await asyncio.wait(waiting, timeout=limit, return_when=until)
-            error = first_error(started)
-            if left and error is None:
-                error = FetchDeadlineError(
-                    f"{len(left)} of {len(started)} calls for arrays did not end within {timeout} s: repeat "
-                    "them, with a larger timeout, or with more concurrency if they had to wait"
-                )
-        finally:
-            for each in started:
-                each.give_up()
-            await asyncio.wait(waiting)
-            for future in waiting:
-                if not future.cancelled():
-                    future.exception()  # So that asyncio does not report it as forgotten.
-        if error is None and progress is not None:
-            error = progress.error
-        if error is not None:
-            raise error
-        return [future.result() for future in waiting]
+            await asyncio.wait([future])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
 
 
 class _LoopProgress:

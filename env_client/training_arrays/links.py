@@ -12,6 +12,8 @@ from envtrio.v1 import training_array_service_pb2
 from envtrio.v1.training_array_service_pb2 import FetchRequest, ReleaseRequest, ReleaseResponse
 
 from env_client.channels import open_sync_channel
+from env_client.errors import FetchCancelledError
+from env_client.training_arrays.hosts import dial_target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     import grpc
 
 _SERVICE: Final = training_array_service_pb2.DESCRIPTOR.services_by_name["TrainingArrayService"].full_name
+_HEALTH_METHOD: Final = "/grpc.health.v1.Health/Check"
 
 _IDLE_SECONDS: Final = 60.0
 """A channel that nobody has used for so long is closed when the next one is opened or given back."""
@@ -31,12 +34,14 @@ class ArrayLink:
     """A channel and its methods.
 
     The methods are made with the channel: making one on a channel that is closed ends the process. Fetch
-    answers with bytes, so that pieces need not be copied out of messages.
+    answers with bytes, so that pieces need not be copied out of messages, and so does Health, of which nobody
+    wants to know more than that something answers.
     """
 
     channel: grpc.Channel
     fetch: Any
     release: Any
+    health: Any
     users: int = 0
     idle_since: float = 0.0
 
@@ -67,11 +72,11 @@ class ArrayLinks:
         """The link to "HOST:PORT"; it stays open while it is used.
 
         Raises:
-            RuntimeError: the client was closed.
+            FetchCancelledError: the client was closed.
         """
         with self._lock:
             if self._is_closed:
-                raise RuntimeError("the client is closed: make a new one")
+                raise FetchCancelledError(f"a call to {address} was given up, as the client was closed")
             link = self._links.get(address)
             if link is None:
                 link = self._links[address] = self._open(address)
@@ -85,25 +90,34 @@ class ArrayLinks:
                 link.users -= 1
                 link.idle_since = self._clock()
                 idle = self._take_idle()
+                if not link.users and self._links.get(address) is not link:
+                    idle.append(link)  # It was renewed, or all was closed.
             _close(idle)
 
+    def renew(self, address: str) -> None:
+        """Have the next call connect anew, and at once: a channel that could not makes a pause first."""
+        with self._lock:
+            link = self._links.pop(address, None)
+            idle = [link] if link is not None and not link.users else []
+        _close(idle)
+
     def close(self) -> None:
-        """Close all. What is under way there ends with an error."""
+        """Close all, those that are used when their last user is done."""
         with self._lock:
             self._is_closed = True
-            links = list(self._links.values())
+            idle = [link for link in self._links.values() if not link.users]
             self._links.clear()
-        _close(links)
+        _close(idle)
 
     def _open(self, address: str) -> ArrayLink:
-        # With its scheme named, an address that a worker wrote cannot choose another, such as "unix:".
-        channel = open_sync_channel(f"dns:///{address}", self._credentials)
+        channel = open_sync_channel(dial_target(address), self._credentials)
         return ArrayLink(
             channel,
             fetch=channel.unary_stream(f"/{_SERVICE}/Fetch", FetchRequest.SerializeToString, None),
             release=channel.unary_unary(
                 f"/{_SERVICE}/Release", ReleaseRequest.SerializeToString, ReleaseResponse.FromString
             ),
+            health=channel.unary_unary(_HEALTH_METHOD, None, None),
         )
 
     def _take_idle(self) -> list[ArrayLink]:

@@ -6,22 +6,23 @@ Transport "memfd" of the protocol, see TransportOffer in training_array_service.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
-import functools
 import mmap
 import os
 import re
 import stat
 import sys
-import threading
-import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from env_client.training_arrays.body import flat_bytes, place
+from env_client.training_arrays.body import check_copied, flat_bytes, place
+from env_client.training_arrays.pages import Pages
+from env_client.training_arrays.prefault import MIN_BYTES, PREFAULT
+
+if sys.platform == "linux":
+    import fcntl
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,13 +43,9 @@ _FOREIGN: Final = frozenset({errno.ENOENT, errno.EACCES, errno.EPERM})
 _MIN_MAPPED_BYTES: Final = 256 * 1024
 """Smaller arrays are copied: a mapping costs as much, and keeps the worker's whole segment in memory."""
 _READ_BYTES: Final = 64 * 1024 * 1024
-_PREFAULT_BYTES: Final = 16 * 1024 * 1024
-"""From so much on threads enter the pages: a reader that does it by reading is slowed down threefold."""
-_CHUNK_BYTES: Final = 8 * 1024 * 1024
-_MAX_PREFAULT_THREADS: Final = 4
-
-_MAP_NORESERVE: Final = 0x4000
-_MADV_POPULATE_READ: Final = 22  # Linux 5.14.
+_MAX_PARTS: Final = 2**16
+"""Of all arrays. More are streamed, since each is a read of its own."""
+_MAX_TEXT: Final = 2**22
 
 
 class OfferRefused(Exception):
@@ -91,7 +88,10 @@ class Offer:
         segment = parameters.get("segment", "")
         if not re.fullmatch(r"[0-9a-f]{32}", segment):
             raise OfferRefused("its segment is not 32 hexadecimal digits")
-        lists = parameters.get("extents", "").split(";") if arrays else []
+        text = parameters.get("extents", "")
+        if len(text) > _MAX_TEXT or text.count(";") > len(arrays) or text.count(",") > _MAX_PARTS:
+            raise OfferRefused(f"it has more than {_MAX_PARTS} parts, or more lists of them than arrays")
+        lists = text.split(";") if arrays else []
         if len(lists) != len(arrays):
             raise OfferRefused(f"it has parts for {len(lists)} arrays, expected {len(arrays)}")
         extents = tuple(tuple(map(_extent, text.split(",") if text else ())) for text in lists)
@@ -103,47 +103,67 @@ class Offer:
         return cls(pid, fd, segment, size, extents)
 
 
-def take_offer(
-    parameters: Mapping[str, str],
-    instance: str,
-    answer: Answer,
-    out: Out,
-    check: Callable[[], None],
-) -> dict[str, NDArray[Any]]:
-    """The arrays of an answer, from the worker's file.
+class OfferedFile:
+    """A worker's file, open, which has proved that it is that worker's segment. Made by `offered_file`.
 
-    An array that is one part of the file is the file's memory, copied on write; others are copied out of it.
+    As long as it is open it is there whole, whatever becomes of the arrays on the worker.
+    """
+
+    def __init__(self, file: int, offer: Offer, answer: Answer) -> None:
+        self._file = file
+        self._offer = offer
+        self._answer = answer
+
+    def arrays(self, out: Out, check: Callable[[], None]) -> dict[str, NDArray[Any]]:
+        """The arrays by name.
+
+        A large one that is one part of a file in memory is the file's memory, copied on write; others are
+        copied out of it. A file that may still change, as each on a disk, is not mapped: who has it mapped is
+        killed where it is made shorter, or cannot be read. Of such a file the checksum is checked.
+
+        Args:
+            out: arrays to read into.
+            check: called now and then; what it raises ends the work.
+
+        Raises:
+            OfferRefused: the file cannot be read.
+            InvalidRequestError: an array of `out` has another shape.
+            ResourceExhaustedError: this process has no memory for them.
+            ArraysCorruptError: the checksum differs.
+        """
+        is_frozen = _is_frozen(self._file)
+        arrays = {}
+        try:
+            for spec, extents in zip(self._answer.arrays, self._offer.extents, strict=True):
+                check()
+                mapped = None
+                if is_frozen and spec.name not in out and _is_mappable(extents, spec):
+                    mapped = _mapped(self._file, extents[0], spec)
+                if mapped is None:
+                    arrays[spec.name] = place(spec, out)
+                    _read(self._file, extents, arrays[spec.name], check)
+                else:
+                    arrays[spec.name] = mapped
+        except OSError as error:
+            raise OfferRefused(f"its file cannot be read: {error}") from error
+        if not is_frozen:
+            check_copied(self._answer, arrays.values(), check)
+        return arrays
+
+
+@contextlib.contextmanager
+def offered_file(parameters: Mapping[str, str], instance: str, answer: Answer) -> Iterator[OfferedFile]:
+    """The file that a worker offers.
 
     Args:
         parameters: of the offer.
         instance: of the worker that is said to have made it.
         answer: the arrays.
-        out: arrays to read into.
-        check: called now and then; what it raises ends the work.
 
     Raises:
         OfferRefused: the file is not there, or is another one.
-        InvalidRequestError: an array of `out` has another shape.
     """
     offer = Offer.of(parameters, answer.arrays)
-    arrays = {}
-    try:
-        with _opened(offer, instance) as file:
-            for spec, extents in zip(answer.arrays, offer.extents, strict=True):
-                check()
-                if spec.name not in out and _is_mappable(extents, spec):
-                    arrays[spec.name] = _mapped(file, extents[0], spec)
-                else:
-                    arrays[spec.name] = place(spec, out)
-                    _read(file, extents, arrays[spec.name], check)
-    except OSError as error:
-        raise OfferRefused(f"its file cannot be read: {error}") from error
-    return arrays
-
-
-@contextlib.contextmanager
-def _opened(offer: Offer, instance: str) -> Iterator[int]:
-    """The offered file, which has proved that it is that worker's segment."""
     path = f"/proc/{offer.pid}/fd/{offer.fd}"
     try:
         # Looked at before it is opened: numbers come round again, and opening a device may do something.
@@ -153,10 +173,8 @@ def _opened(offer: Offer, instance: str) -> Iterator[int]:
         raise OfferRefused(f"it cannot be opened: {error}", is_foreign=error.errno in _FOREIGN) from error
     try:
         _check_file(os.fstat(file), offer)
-        header = _MAGIC + instance.encode() + offer.segment.encode()
-        if os.pread(file, len(header), 0) != header:
-            raise OfferRefused("what was opened is not that worker's segment")
-        yield file
+        _check_header(file, _MAGIC + instance.encode() + offer.segment.encode())
+        yield OfferedFile(file, offer, answer)
     finally:
         os.close(file)
 
@@ -168,9 +186,42 @@ def _check_file(found: os.stat_result, offer: Offer) -> None:
         )
 
 
+def _check_header(file: int, header: bytes) -> None:
+    try:
+        found = os.pread(file, len(header), 0)
+    except OSError as error:
+        raise OfferRefused(f"its header cannot be read: {error}") from error
+    if found != header:
+        raise OfferRefused("what was opened is not that worker's segment")
+
+
+def _is_frozen(file: int) -> bool:
+    """Whether nobody can change it any more, or make it shorter."""
+    if sys.platform != "linux":
+        return False
+    needed = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_WRITE
+    try:
+        return fcntl.fcntl(file, fcntl.F_GET_SEALS) & needed == needed
+    except OSError:  # It is on a disk, where nothing can be sealed.
+        return False
+
+
 def _is_mappable(extents: Sequence[Extent], spec: ArraySpec) -> bool:
     is_large = len(extents) == 1 and spec.size_bytes >= _MIN_MAPPED_BYTES
     return is_large and extents[0].offset % spec.dtype.itemsize == 0
+
+
+def _mapped(file: int, extent: Extent, spec: ArraySpec) -> NDArray[Any] | None:
+    """The array in the file's memory; None where no more can be mapped."""
+    start = extent.offset - extent.offset % mmap.ALLOCATIONGRANULARITY
+    try:
+        pages = Pages(file, start, extent.offset + extent.length - start)
+    except OSError:
+        return None
+    if extent.length >= MIN_BYTES:
+        PREFAULT.add(pages)
+    data = np.asarray(pages)[extent.offset - start :]
+    return data.view(spec.dtype).reshape(spec.shape)
 
 
 def _read(file: int, extents: Sequence[Extent], array: NDArray[Any], check: Callable[[], None]) -> None:
@@ -184,69 +235,6 @@ def _read(file: int, extents: Sequence[Extent], array: NDArray[Any], check: Call
             if not count:
                 raise OfferRefused(f"the file ends at {offset}, within an array")
             offset, left = offset + count, left[count:]
-
-
-class _Mapping:
-    """Memory that is unmapped when the last array that was made of it is gone.
-
-    mmap.mmap would keep a descriptor open for each array, and a trainer holds thousands of them.
-    """
-
-    def __init__(self, file: int, offset: int, length: int) -> None:
-        protection = mmap.PROT_READ | mmap.PROT_WRITE
-        # Private: what the caller writes is the caller's alone. Not reserved: it is rarely written to at all.
-        address = _libc().mmap(None, length, protection, mmap.MAP_PRIVATE | _MAP_NORESERVE, file, offset)
-        if address in (None, ctypes.c_void_p(-1).value):
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
-        self.address: int = address
-        self.length = length
-        # numpy makes arrays of whatever has this attribute, and keeps it alive.
-        self.__array_interface__ = {
-            "version": 3,
-            "typestr": "|u1",
-            "shape": (length,),
-            "data": (address, False),
-        }
-        # Not at the interpreter's end, when arrays may still be read.
-        weakref.finalize(self, _libc().munmap, address, length).atexit = False
-
-
-def _mapped(file: int, extent: Extent, spec: ArraySpec) -> NDArray[Any]:
-    start = extent.offset - extent.offset % mmap.ALLOCATIONGRANULARITY
-    mapping = _Mapping(file, start, extent.offset + extent.length - start)
-    if extent.length >= _PREFAULT_BYTES:
-        _prefault(mapping)
-    data = np.asarray(mapping)[extent.offset - start :]
-    return data.view(spec.dtype).reshape(spec.shape)
-
-
-def _prefault(mapping: _Mapping) -> None:
-    """Have threads enter a mapping's pages, ahead of whoever reads it. It is right without, only slower."""
-    # They share one iterator, so that together they go from the beginning to the end, as a reader does.
-    chunks = iter(range(0, mapping.length, _CHUNK_BYTES))
-    for _ in range(min(_MAX_PREFAULT_THREADS, len(os.sched_getaffinity(0)))):
-        with contextlib.suppress(RuntimeError):  # No thread can be started any more.
-            threading.Thread(target=_enter_pages, args=(mapping, chunks), name="envtrio-prefault").start()
-
-
-def _enter_pages(mapping: _Mapping, chunks: Iterator[int]) -> None:
-    madvise = _libc().madvise  # Lets go of the interpreter meanwhile, as all that ctypes calls.
-    for begin in chunks:
-        length = min(_CHUNK_BYTES, mapping.length - begin)
-        madvise(mapping.address + begin, length, _MADV_POPULATE_READ)
-
-
-@functools.cache
-def _libc() -> ctypes.CDLL:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [
-        ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64
-    ]  # fmt: skip
-    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    return libc
 
 
 def _number(text: str, name: str) -> int:

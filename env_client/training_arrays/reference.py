@@ -6,13 +6,14 @@ import json
 import math
 import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
 from env_client.errors import ArraysIncompleteError, InvalidRequestError, TokenRangeError, shown_id
+from env_client.training_arrays.excerpt import excerpt
 from env_client.training_arrays.hosts import checked_address
 
 if TYPE_CHECKING:
@@ -21,16 +22,24 @@ if TYPE_CHECKING:
     from envtrio.v1.episode_pb2 import Trace
 
 Reference: TypeAlias = "Mapping[str, Any] | str | bytes"
-"""A reference as it stands in `trace.info["training_arrays"]`, or its JSON text."""
+"""A reference as it stands in `trace.info_json["training_arrays"]`, or its JSON text."""
 
 INFO_KEY: Final = "training_arrays"
 ROUTED_EXPERTS: Final = "routed_experts"
 
 _DTYPES: Final = {text: np.dtype(text) for text in ("u1", "<u2", "<i4", "<f4")}
 _KEY: Final = re.compile(r"[0-9a-f]{32}")
+_NAME: Final = re.compile(r"[a-z0-9_]{1,40}(\.[a-z0-9_]{1,40})?")
+_MAX_NAMES: Final = 32
+_MAX_REASON: Final = 500
+# Bounds of what a worker may claim, far above what there is: whatever is claimed is allocated in the end.
 _MAX_NUMBER: Final = 2**63 - 1
-_MAX_SHOWN: Final = 80
-_NEXT_STEP: Final = "pass on what the worker wrote into trace.info['training_arrays']"
+_MAX_TOKENS: Final = 2**32
+_MAX_ROW: Final = 512 * 512
+"""Experts of a token: layers times top_k."""
+_MAX_IDS: Final = 2**20
+"""Elements of any other array for each token."""
+_NEXT_STEP: Final = "pass on what the worker wrote into trace.info_json['training_arrays']"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +96,13 @@ class ArrayReference:
         found = _parsed(value, "a reference") if isinstance(value, str | bytes) else value
         if not isinstance(found, Mapping):
             raise _malformed("a reference", found, "a JSON object")
+        tokens = _number(found.get("tokens"), "reference.tokens", _MAX_TOKENS)
         return cls(
             instance=_text(found, "instance", re.compile(r"[!-~]{1,256}"), "a worker's instance"),
             address=checked_address(found.get("address"), "reference.address"),
             key=_text(found, "key", _KEY, "32 lower-case hexadecimal digits"),
-            tokens=_number(found.get("tokens"), "reference.tokens"),
-            arrays=_arrays(found.get("arrays")),
+            tokens=tokens,
+            arrays=_arrays(found.get("arrays"), tokens),
             incomplete=_incomplete(found.get("incomplete", {})),
         )
 
@@ -108,19 +118,19 @@ class ArrayReference:
         """
         if names is None:
             return ()
-        if isinstance(names, str | bytes):
+        if isinstance(names, str | bytes) or not isinstance(names, Iterable):
             raise _malformed("fields", names, "a list of names, even of one")
         asked = tuple(names)
         known = {spec.field for spec in self.arrays.values()}
         for name in asked:
-            if name in self.incomplete:
+            if isinstance(name, str) and name in self.incomplete:
                 hole = self.incomplete[name]
                 raise ArraysIncompleteError(
                     f"{self}: {name} is incomplete: {hole}; a hole is never trained on: drop the episode, or "
                     f"fetch the other fields ({', '.join(sorted(known)) or 'there are none'})",
                     metadata={"field": name, "hole": hole},
                 )
-            if name not in known:
+            if not isinstance(name, str) or name not in known:
                 expected = f"one of {', '.join(sorted(known)) or 'none: every field is incomplete'}"
                 raise _malformed("fields", name, expected)
         if not asked or len(set(asked)) < len(asked):
@@ -140,20 +150,23 @@ class ArrayReference:
         """
         if tokens is None:
             return 0, self.tokens
-        if not isinstance(tokens, slice) or tokens.step not in (None, 1):
-            raise _malformed("tokens", tokens, "a slice without a step, such as slice(0, 1000)")
+        if not isinstance(tokens, slice):
+            raise _malformed("tokens", tokens, "a slice such as slice(0, 1000)")
         try:
-            bounds = [
-                None if bound is None else operator.index(bound) for bound in (tokens.start, tokens.stop)
-            ]
+            *bounds, step = (
+                None if bound is None else operator.index(bound)
+                for bound in (tokens.start, tokens.stop, tokens.step)
+            )
         except TypeError as error:
             raise _malformed("tokens", tokens, "a slice of integers") from error
+        if step not in (None, 1):
+            raise _malformed("tokens", tokens, "a slice without a step, such as slice(0, 1000)")
         start, end = (
             default if bound is None else bound + self.tokens if bound < 0 else bound
             for bound, default in zip(bounds, (0, self.tokens), strict=True)
         )
         if not 0 <= start <= end <= self.tokens:
-            shown = ":".join("" if bound is None else str(bound) for bound in bounds)
+            shown = ":".join("" if bound is None else excerpt(bound) for bound in bounds)
             raise TokenRangeError(
                 f"{self}: the token range {shown} does not lie within its {self.tokens} tokens; ranges are "
                 "not cut down to what there is: take the token count from the reference",
@@ -171,35 +184,69 @@ def references(trace: Trace) -> list[dict[str, Any]]:
     text = trace.info_json.get(INFO_KEY)
     if text is None:
         return []
-    found = _parsed(text, f"trace.info[{INFO_KEY!r}]")
+    found = _parsed(text, f"trace.info_json[{INFO_KEY!r}]")
     if not isinstance(found, list) or not all(isinstance(entry, dict) for entry in found):
-        raise _malformed(f"trace.info[{INFO_KEY!r}]", found, "a JSON list of objects")
+        raise _malformed(f"trace.info_json[{INFO_KEY!r}]", found, "a JSON list of objects")
     return found
 
 
-def _arrays(value: object) -> dict[str, ArraySpec]:
-    if not isinstance(value, Mapping):
-        raise _malformed("reference.arrays", value, "an object of arrays by name")
+def _arrays(value: object, tokens: int) -> dict[str, ArraySpec]:
     specs = {}
-    for name, entry in value.items():
+    for name, entry in _named(value, "reference.arrays").items():
         label = f"reference.arrays[{name!r}]"
-        if not isinstance(name, str) or not isinstance(entry, Mapping) or entry.get("dtype") not in _DTYPES:
+        dtype = entry.get("dtype") if isinstance(entry, Mapping) else None
+        if not isinstance(entry, Mapping) or not isinstance(dtype, str) or dtype not in _DTYPES:
             raise _malformed(label, entry, f"an object with a dtype of {', '.join(_DTYPES)}")
         shape = entry.get("shape")
         if not isinstance(shape, list | tuple) or not 0 < len(shape) < 8:
             raise _malformed(f"{label}.shape", shape, "a list of lengths")
         lengths = tuple(_number(length, f"{label}.shape") for length in shape)
-        spec = ArraySpec(name, _DTYPES[entry["dtype"]], lengths)
+        spec = ArraySpec(name, _DTYPES[dtype], lengths)
+        _check_shape(spec, tokens, f"{label}.shape")
         if (size := _number(entry.get("bytes"), f"{label}.bytes")) != spec.size_bytes:
             raise _malformed(f"{label}.bytes", size, f"{spec.size_bytes}, as {spec} has")
         specs[name] = spec
     return specs
 
 
+def _check_shape(spec: ArraySpec, tokens: int, label: str) -> None:
+    """Refuse a shape that no branch of so many tokens has, before anybody makes room for it."""
+    first, *others = spec.shape
+    if spec.name == ROUTED_EXPERTS:
+        fits = first == tokens and len(others) == 2 and _elements(others) <= _MAX_ROW
+        expected = f"[{tokens}, layers, top_k] for {tokens} tokens, of at most {_MAX_ROW} experts each"
+    elif spec.name.endswith(".counts"):
+        fits = first <= tokens and not others
+        expected = f"one length, of at most {tokens} tokens"
+    else:
+        fits = _elements(spec.shape) <= max(1, tokens) * _MAX_IDS
+        expected = f"at most {_MAX_IDS} elements for each of {tokens} tokens"
+    if not fits:
+        raise _malformed(label, list(spec.shape), expected)
+
+
+def _elements(lengths: Iterable[int]) -> int:
+    # A length of 0 hides the others, which numpy refuses where they are too large together.
+    return math.prod(max(1, length) for length in lengths)
+
+
 def _incomplete(value: object) -> dict[str, str]:
-    if not isinstance(value, Mapping):
-        raise _malformed("reference.incomplete", value, "an object of reasons by field")
-    return {str(field): str(reason) for field, reason in value.items()}
+    reasons = {}
+    for field, reason in _named(value, "reference.incomplete").items():
+        if not isinstance(reason, str):
+            raise _malformed(f"reference.incomplete[{field!r}]", reason, "a reason in words")
+        # Messages show it, and a terminal may show them.
+        reasons[field] = "".join(c if c.isprintable() else " " for c in reason[:_MAX_REASON])
+    return reasons
+
+
+def _named(value: object, label: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping) or len(value) > _MAX_NAMES:
+        raise _malformed(label, value, f"an object of at most {_MAX_NAMES} entries by name")
+    for name in value:
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise _malformed(label, name, "names such as routed_experts or top_logprobs.ids")
+    return value
 
 
 def _parsed(text: str | bytes, name: str) -> Any:
@@ -220,16 +267,14 @@ def _text(found: Mapping[str, Any], name: str, pattern: re.Pattern[str], expecte
     return value
 
 
-def _number(value: object, name: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_NUMBER:
-        raise _malformed(name, value, "an integer of 0 or more")
+def _number(value: object, name: str, limit: int = _MAX_NUMBER) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= limit:
+        raise _malformed(name, value, f"an integer from 0 to {limit}")
     return value
 
 
 def _malformed(name: str, value: object, expected: str) -> InvalidRequestError:
-    shown = repr(value)
-    shown = shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}..."
     next_step = _NEXT_STEP if "reference" in name or INFO_KEY in name else "mend the argument"
     return InvalidRequestError(
-        f"{name}: found {shown}, expected {expected}; {next_step}", metadata={"field": name}
+        f"{name}: found {excerpt(value)}, expected {expected}; {next_step}", metadata={"field": name}
     )

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from concurrent import futures
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
 
-from env_client.training_arrays.core import ArrayCore, first_error
+from env_client.training_arrays.arguments import list_of
+from env_client.training_arrays.core import ArrayCore
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
     import grpc
     from numpy.typing import NDArray
 
-    from env_client.training_arrays.core import Job
+    from env_client.errors import EnvError
+    from env_client.training_arrays.arguments import Tokens
+    from env_client.training_arrays.batch import Job
     from env_client.training_arrays.progress import OnProgress
     from env_client.training_arrays.reference import Reference
 
@@ -33,15 +36,17 @@ class SyncArrayClient:
     May be used from several threads, but of one process: make it after a fork. It has one connection for each
     worker. Ctrl-C ends a fetch at once.
 
-    A *reference* is an object of the list in `trace.info["training_arrays"]`, which `array_references(trace)`
-    reads, or the JSON text of one.
+    A *reference* is an object of the list in `trace.info_json["training_arrays"]`, which
+    `array_references(trace)` reads, or the JSON text of one.
 
     Args:
         hosts: "HOST" or "HOST:PORT" of the workers that may be called. A reference is an address that a
             worker wrote: one that is not on the list is refused before anything is sent. None: all may be.
-        credentials: of TLS channels; None: in the clear.
+        credentials: of TLS channels, and what calls carry; they need `hosts`. None: in the clear.
         concurrency: how many fetches of `fetch_many` are under way at once, at most.
-        lost_seconds: how long a worker that cannot be reached is tried again.
+        lost_seconds: how long a worker that cannot be reached is tried again. One that could not be reached
+            so long is remembered: for a minute, or until it answers, each further call for its arrays makes
+            one try of 2 s at most.
         shared_memory: map the worker's memory where it is of this host and user; False: stream always.
     """
 
@@ -107,45 +112,87 @@ class SyncArrayClient:
             ArraysNotFoundError: they were released or discarded.
             ArraysLostError: another instance answers, or the worker could not be reached for `lost_seconds`
                 (and 5 s more for a host that does not answer at all). A worker that was stopped or cut off
-                without a word is first noticed after 20 s.
+                without a word is first noticed after 20 s. A fetch that is cut off begins again, and so do
+                these seconds where it came further than before, ten times at most.
             QueueFullError: the worker serves as many fetches as it can, and still did after `lost_seconds`;
                 with a timeout it is waited for until then.
-            FetchDeadlineError: it was not done in `timeout` seconds.
+            FetchDeadlineError: it was not done in `timeout` seconds, or it had begun and brought nothing more
+                for 60 s, or had not begun after 600 s, in which the worker may have it wait for its turn.
             ArrayProtocolError, ArraysCorruptError: what came is not what was sent or said.
             FetchCancelledError: the client was closed meanwhile.
         """
         return self._core.run(self._core.fetch_job(reference, fields, tokens, out, on_progress), timeout)
 
+    @overload
     def fetch_many(
         self,
         references: Iterable[Reference],
         fields: Collection[str] | None = None,
+        tokens: Tokens = None,
         *,
         on_progress: OnProgress | None = None,
         timeout: float | None = None,
-    ) -> list[dict[str, NDArray[Any]]]:
-        """As `fetch`, for many references, in their order. The first error ends the others and is raised.
+        return_exceptions: Literal[False] = False,
+    ) -> list[dict[str, NDArray[Any]]]: ...
+
+    @overload
+    def fetch_many(
+        self,
+        references: Iterable[Reference],
+        fields: Collection[str] | None = None,
+        tokens: Tokens = None,
+        *,
+        on_progress: OnProgress | None = None,
+        timeout: float | None = None,
+        return_exceptions: bool,
+    ) -> list[dict[str, NDArray[Any]] | EnvError]: ...
+
+    def fetch_many(
+        self,
+        references: Iterable[Reference],
+        fields: Collection[str] | None = None,
+        tokens: Tokens = None,
+        *,
+        on_progress: OnProgress | None = None,
+        timeout: float | None = None,
+        return_exceptions: bool = False,
+    ) -> list[Any]:
+        """As `fetch`, for many references, in their order.
 
         Args:
-            references: of whole branches.
+            references: of the branches.
             fields: of each.
+            tokens: of each the same `slice(start, end)`, or a list with one for each (None: all of it).
             on_progress: gets the bytes of all together; in threads of the client, one at a time.
-            timeout: seconds that all may take together.
+            timeout: seconds that all may take together, also those in which other calls have the threads.
+            return_exceptions: as of `asyncio.gather`: the result of one that failed is its `EnvError`, and
+                the others go on. Else the first error ends the others and is raised.
+
+        Raises:
+            EnvError: as `fetch`.
         """
-        return self._together(self._core.fetch_jobs(references, fields, on_progress), timeout)
+        jobs = self._core.fetch_jobs(references, fields, tokens, on_progress, collects=return_exceptions)
+        return self._together(jobs, timeout, collects=return_exceptions)
 
     def release(self, *references: Reference, timeout: float = RELEASE_SECONDS) -> int:
-        """Free arrays, with one call for each worker. What was freed before counts nothing and is no error.
+        """Free arrays, with one call for each worker and 100,000 references, all at once.
+
+        What was freed before counts nothing and is no error. Every worker is asked, whatever others answer.
 
         Returns:
-            How many were freed now. Of a worker that is gone nothing is left to free: it counts 0, once it
-            could not be reached for `lost_seconds` or `timeout`.
+            How many were freed now. Of a worker that is gone nothing is left to free: it counts 0. It is gone
+            where another instance answers, or where nothing listens any more: the connection was refused for
+            3 s (or `lost_seconds`, or `timeout`, if that is less).
 
         Raises:
             InvalidRequestError: a reference is malformed, or its host is not on the list; nothing was sent.
-            FetchDeadlineError: a worker did not answer in time; the others have. Repeat it.
+            UnavailableError: workers could not be reached for `lost_seconds` or `timeout`, and may still be
+                there: what they hold stays held. metadata has their "addresses", and how many references the
+                others have "released". Repeat it.
+            FetchDeadlineError: the same, of workers that are there and did not answer in time.
+            EnvError: a worker refused.
         """
-        return sum(self._together(self._core.release_jobs(references), timeout, releases=True))
+        return self._core.run(self._core.checked_release_job(references), timeout)
 
     def release_owner(self, address: str, owner: str, *, timeout: float = RELEASE_SECONDS) -> int:
         """Free all arrays at one worker whose runs named this owner, for a trainer that has lost its list.
@@ -167,40 +214,35 @@ class SyncArrayClient:
     def releasing(self, references: Iterable[Reference]) -> Iterator[list[Reference]]:
         """Release references at the end of a `with` block, also when it raises; in 10 s at most.
 
-        If the block raises, that is what is raised, and a release that failed too is only logged.
+        If the block raises, that is what is raised, and a release that failed too is only logged. Else a
+        release that fails raises, as `release` does.
 
         Raises:
             InvalidRequestError: a reference is malformed; the block was not entered.
         """
-        held = list(references)
-        self._core.release_jobs(held)
+        held = list_of(references, "releasing([reference])")
+        release = self._core.release_job(self._core.groups(held))
         try:
             yield held
         except BaseException:
             try:
-                self.release(*held)
+                self._core.run(release, RELEASE_SECONDS)
             except Exception as error:
-                _LOG.warning("%d references could not be released: %s", len(held), error)
+                _LOG.warning("not all of %d references could be released: %s", len(held), error)
             raise
-        self.release(*held)
+        self._core.run(release, RELEASE_SECONDS)
 
     def close(self) -> None:
         """Give up what other threads are fetching, and disconnect. Arrays that were fetched stay."""
         self._core.close()
 
-    def _together(
-        self, jobs: Sequence[Job[_T]], timeout: float | None, *, releases: bool = False
-    ) -> list[_T]:
-        started = self._core.start(jobs, timeout, releases=releases)
-        waiting = [each.future for each in started]
+    def _together(self, jobs: Sequence[Job[_T]], timeout: float | None, *, collects: bool) -> list[Any]:
+        batch = self._core.start(jobs, timeout, collects=collects)
         try:
-            # A release that fails is no reason to leave the others.
-            futures.wait(waiting, return_when=futures.ALL_COMPLETED if releases else futures.FIRST_EXCEPTION)
-            error = first_error(started)
+            while not batch.ended.done() and (left := batch.bounds.seconds_left()) != 0.0:
+                futures.wait([batch.ended], left)
         finally:
-            for each in started:
-                each.give_up()
-            futures.wait(waiting)
-        if error is not None:
-            raise error
-        return [future.result() for future in waiting]
+            # Jobs that no thread has begun are not waited for; those that were begun end soon now.
+            batch.give_up()
+            futures.wait([batch.ended])
+        return batch.results()

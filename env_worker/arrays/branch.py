@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -42,8 +43,8 @@ class Tokens(NamedTuple):
     """Counted in tokens."""
     sampled_ends: Ends
     """Counted in sampled tokens."""
-    masks: Sequence[BoolArray]
-    """Of each node: which of its tokens were sampled."""
+    masks: Mapping[int, BoolArray]
+    """Of the nodes of which some tokens were sampled and some not: which."""
 
 
 class _Range(NamedTuple):
@@ -62,9 +63,11 @@ class BranchLayout:
         incomplete: why its other fields are not complete, by field.
     """
 
+    __slots__ = ("_columns", "_path", "_row_shape", "_tokens", "incomplete", "leaf", "sampled", "tokens")
+
     def __init__(
         self,
-        path: tuple[int, ...],
+        path: Sequence[int],
         tokens: Tokens,
         columns: Mapping[str, Sequence[Column]],
         row_shape: tuple[int, ...],
@@ -77,17 +80,20 @@ class BranchLayout:
         """How many of its tokens were sampled."""
         self.incomplete: Final = incomplete
         """Why a field may not be trained on, by field; those that are complete are not in it."""
-        self._path: Final = path
+        self._path: Final = array("I", path)
         self._tokens: Final = tokens
         self._columns: Final = columns
         self._row_shape: Final = row_shape
-        self.arrays: Final = tuple(
+
+    @property
+    def arrays(self) -> tuple[StoredArray, ...]:
+        """The arrays of the complete fields."""
+        return tuple(
             StoredArray(column.spec.name, column.dtype, shape, math.prod(shape) * column.width)
-            for field_columns in columns.values()
-            for column in field_columns
+            for columns in self._columns.values()
+            for column in columns
             for shape in (self._shape(column, column.ends[self.leaf]),)
         )
-        """The arrays of the complete fields."""
 
     def cut(self, fields: Sequence[str], start: int, end: int, read: Read) -> Cut:
         """What the tokens from `start` to `end` have of `fields`, after the layout was written.
@@ -134,7 +140,9 @@ class BranchLayout:
         sampled = self._tokens.sampled_ends[node]
         if token == end:
             return sampled
-        return sampled - int(np.count_nonzero(self._tokens.masks[node][token - begin :]))
+        if (mask := self._tokens.masks.get(node)) is not None:
+            return sampled - int(np.count_nonzero(mask[token - begin :]))
+        return sampled - (end - token if self._tokens.sampled_ends.count(node) else 0)
 
     def _entries_before(self, ends: Ends, counts: Column, sampled: int, read: Read) -> int:
         """How many ids the first `sampled` sampled tokens have; reads counts of the node that this cuts."""

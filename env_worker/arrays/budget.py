@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 from env_worker.arrays.errors import ArrayBudgetError, ArrayBudgetExceededError
 
@@ -15,16 +15,27 @@ Medium: TypeAlias = Literal["memory", "spill"]
 
 RECENT_EPISODES: Final = 64
 """So many episodes are looked back on for the largest one."""
-_NEXT_STEP: Final = (
-    "release arrays that were fetched, raise --array-memory-bytes, or give a spill folder with "
-    "--array-spill-dir"
+_MORE_STEP: Final = (
+    "raise --array-memory-bytes, or give a spill folder with --array-spill-dir (local workers of a broker: "
+    "ENV_WORKER_ARRAY_MEMORY_BYTES, ENV_WORKER_ARRAY_SPILL_DIR)"
 )
+_NEXT_STEP: Final = f"release arrays that were fetched, {_MORE_STEP}"
 _SEGMENTS_STEP: Final = "release arrays that were fetched, or raise the limit of open files (ulimit -n)"
 _MEDIA: Final[tuple[Medium, ...]] = ("memory", "spill")
 
 
+class Room(NamedTuple):
+    """What one episode takes."""
+
+    bytes: int
+    segments: int
+
+
 class ArrayBudget:
     """What is held never exceeds the limits, and nothing is ever evicted. Not thread-safe.
+
+    A run reserves as much as the largest recent episode took, which may be in any of the media, but lies
+    whole in one: so where all episodes stay within what their runs reserved, each finds its room.
 
     Segments are counted beside their bytes: each takes a descriptor of the process, and a worker that has
     none left hears no Release either.
@@ -41,10 +52,10 @@ class ArrayBudget:
         self.max_segments: Final = segments
         self.segments = 0
         """How many are held."""
-        self.reservations = 0
-        """Runs that have room reserved."""
         self._held: Final[Counter[Medium]] = Counter()
-        self._recent: Final[deque[tuple[int, int]]] = deque(maxlen=RECENT_EPISODES)
+        self._recent: Final[deque[Room]] = deque(maxlen=RECENT_EPISODES)
+        self._reserved: Final[Counter[Room]] = Counter()
+        """What was the largest when each was reserved: it stays so, also when that is not recent any more."""
 
     @property
     def capacity(self) -> int:
@@ -56,9 +67,14 @@ class ArrayBudget:
         return self._held.total() if medium is None else self._held[medium]
 
     @property
+    def reservations(self) -> int:
+        """Runs that have room reserved."""
+        return self._reserved.total()
+
+    @property
     def reserved(self) -> int:
         """Bytes that the reservations stand for."""
-        return self.reservations * self._largest()[0]
+        return self.reservations * self._largest().bytes
 
     def place(self, size: int) -> Medium:
         """Take room for a segment of `size` bytes, in memory if it fits there.
@@ -76,9 +92,10 @@ class ArrayBudget:
                 self._held[medium] += size
                 self.segments += 1
                 return medium
-        raise ArrayBudgetExceededError(
-            f"training arrays of {size} bytes do not fit: {self._shares()}; {_NEXT_STEP}"
-        )
+        what = f"training arrays of {size} bytes do not fit: {self._shares()}"
+        if size > max(self.limits.values()):
+            raise ArrayBudgetExceededError(f"{what}, each limit is below one such trace; {_MORE_STEP}")
+        raise ArrayBudgetExceededError(f"{what}; {_NEXT_STEP}")
 
     def free(self, medium: Medium, size: int) -> None:
         """Give back the room of one segment. ValueError if so much is not taken."""
@@ -89,21 +106,30 @@ class ArrayBudget:
 
     def note(self, size: int, segments: int) -> None:
         """An episode was kept that takes `size` bytes in so many segments."""
-        self._recent.append((size, segments))
+        self._recent.append(Room(size, segments))
 
-    def reserve(self) -> None:
-        """Reserve room for one more run: as much as the largest recent episode took.
+    def note_failed(self, size: int, segments: int) -> None:
+        """An episode was not kept because it did not fit.
 
-        ArrayBudgetError if there is none. Where no episode was kept yet, only a full budget refuses.
+        It counts as one that just fits into an empty medium: a single one that never fits must not have all
+        others refused for good.
+        """
+        self.note(min(size, max(self.limits.values())), min(segments, self.max_segments))
+
+    def reserve(self) -> Room:
+        """Reserve room for one more run: as much as the largest recent episode took, to be given back.
+
+        ArrayBudgetError if there is none. Where no episode came yet, only a full budget refuses.
         """
         size, segments = self._largest()
         runs = self.reservations + 1
-        wanted, capacity = self.held() + runs * size, self.capacity
+        wanted, capacity = self.held() + self._unusable(size) + runs * size, self.capacity
         if wanted > capacity or (not size and self.held() >= capacity):
+            wants = f", {size} bytes in one medium as the largest recent episode took" if size else ""
+            others = f", and {runs - 1} admitted runs may take as much each" if runs > 1 else ""
             raise ArrayBudgetError(
-                f"no room for the training arrays of one more run: {self._shares()}, and for each of "
-                f"{self.reservations} other runs {size} are reserved, as much as the largest recent episode "
-                f"took; {_NEXT_STEP}",
+                f"no room for the training arrays of one more run{wants}: {self._shares()}{others}; "
+                f"{_NEXT_STEP}",
                 value=wanted,
                 limit=capacity,
             )
@@ -116,18 +142,30 @@ class ArrayBudget:
                 value=wanted,
                 limit=self.max_segments,
             )
-        self.reservations = runs
+        room = Room(size, segments)
+        self._reserved[room] += 1
+        return room
 
-    def unreserve(self) -> None:
-        """Give a reservation back. ValueError if there is none."""
-        if not self.reservations:
-            raise ValueError("a reservation is given back, but none is open")
-        self.reservations -= 1
+    def unreserve(self, room: Room) -> None:
+        """Give back what `reserve` has returned. ValueError if it is not open."""
+        if not self._reserved[room]:
+            raise ValueError(f"{room} is given back, but no such reservation is open")
+        self._reserved[room] -= 1
+        if not self._reserved[room]:
+            del self._reserved[room]
 
-    def _largest(self) -> tuple[int, int]:
-        """Bytes and segments, each the most that one of the recent episodes took."""
-        sizes, segments = zip(*self._recent, strict=True) if self._recent else ((0,), (0,))
-        return max(sizes), max(segments)
+    def _largest(self) -> Room:
+        """Bytes and segments, each the most that a recent episode took or an open reservation stands for."""
+        rooms = (Room(0, 0), *self._recent, *self._reserved)
+        return Room(max(room.bytes for room in rooms), max(room.segments for room in rooms))
+
+    def _unusable(self, size: int) -> int:
+        """Free bytes in which no episode of `size` bytes has room: the rest of each medium. One that took
+        more than any medium has lay in several."""
+        free = [limit - self._held[medium] for medium, limit in self.limits.items()]
+        if not size or size > max(self.limits.values()):
+            return 0
+        return sum(one % size for one in free)
 
     def _shares(self) -> str:
         return (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from env_worker.arrays.cut import Read
     from env_worker.arrays.ends import Ends
     from env_worker.arrays.spec import ArraySpec
+    from env_worker.arrays.writer import Put
     from env_worker.domain import Node
 
 STEP_BYTES: Final = 256 * 1024
@@ -29,7 +31,8 @@ class Column:
 
     Positions count elements (rows of experts, counts, ids) from the root of a path. What is remembered are
     the checksums of all bytes from the root on: at the end of each node, and every `STEP_BYTES` inside it.
-    The checksum between any two positions follows from two of them.
+    The checksum between any two positions follows from two of them. A trace may have a million nodes, so
+    there are few bytes for each and no objects.
 
     Args:
         spec: which array.
@@ -42,31 +45,34 @@ class Column:
         self.dtype: Final = dtype
         self.width: Final = np.dtype(dtype).itemsize
         self.ends: Final = ends
-        self._parents: Final[dict[int, int | None]] = {}
-        self._offsets: Final[dict[int, int]] = {}
-        self._checksums: Final[dict[int, array[int]]] = {}
-        self._sources: Final[dict[int, npt.NDArray[Any]]] = {}
+        self._offsets: Final = array("q", bytes(8 * len(ends.parents)))
+        self._checksums: Final = array("I", bytes(4 * len(ends.parents)))
+        """At the end of each node."""
+        self._steps: Final[dict[int, array[int]]] = {}
+        """Inside those that are longer than a step, after each but the last."""
+        self._parts: Final[list[tuple[int, npt.NDArray[Any] | None]]] = []
+        """What is not written yet, by node."""
 
     def place(self, order: Iterable[int], nodes: Sequence[Node], offset: int) -> int:
         """Give the parts of the nodes of `order` their places, one after the other from `offset` on, and
         return the end of the last. Every node comes after its parent.
         """
         for index in order:
-            self._parents[index] = nodes[index].parent
             self._offsets[index] = offset
             source = self.spec.of(nodes[index])
-            if source is not None and source.size:
-                self._sources[index] = source
+            self._parts.append((index, source))
+            if source is not None:
                 offset += source.size * self.width
         return offset
 
-    def write(self, memory: npt.NDArray[np.uint8]) -> None:
-        """Copy every part to its place in `memory`, which is the segment, and let go of the nodes' arrays."""
-        for index, parent in self._parents.items():
-            start = 0 if parent is None else self._checksums[parent][-1]
-            checksums = self._checksums[index] = array("I", [start])
-            if index in self._sources:
-                self._copy(self._sources.pop(index), memory[self._offsets[index] :], checksums)
+    def write(self, put: Put) -> None:
+        """Put every part at its place in the segment, and let go of the nodes' arrays."""
+        for index, source in self._parts:
+            checksum = self._checksum_at_begin(index)
+            if source is not None and source.size:
+                checksum = self._put(index, source, checksum, put)
+            self._checksums[index] = checksum
+        self._parts.clear()
 
     def extents(self, path: Sequence[int], start: int, end: int, element_bytes: int) -> tuple[Extent, ...]:
         """Where the elements from position `start` to `end` of `path` lie, in order; neighbours are one."""
@@ -97,23 +103,35 @@ class Column:
         if not position:
             return 0
         node, begin, finish = self.ends.find(path, position)
-        checksums = self._checksums[node]
         if position == finish:
-            return checksums[-1]
+            return self._checksums[node]
         steps, rest = divmod(position - begin, _step(element_bytes))
+        checksum = self._steps[node][steps - 1] if steps else self._checksum_at_begin(node)
         if not rest:
-            return checksums[steps]
+            return checksum
         offset = self._offsets[node] + (position - begin - rest) * element_bytes
-        return crc32c.extend(checksums[steps], read(offset, rest * element_bytes))
+        return crc32c.extend(checksum, read(offset, rest * element_bytes))
 
-    def _copy(self, source: npt.NDArray[Any], memory: npt.NDArray[np.uint8], checksums: array[int]) -> None:
-        target = memory[: source.size * self.width].view(self.dtype).reshape(source.shape)
-        step = _step(target.strides[0])
+    def _checksum_at_begin(self, node: int) -> int:
+        parent = self.ends.parents[node]
+        return 0 if parent < 0 else self._checksums[parent]
+
+    def _put(self, index: int, source: npt.NDArray[Any], checksum: int, put: Put) -> int:
+        """The checksum at its end, from that at its begin."""
+        step = _step(math.prod(source.shape[1:]) * self.width)
+        offset = self._offsets[index]
+        steps = array("I")
         for first in range(0, len(source), step):
-            piece = target[first : first + step]
-            piece[...] = source[first : first + step]
-            # While it is in the cache still: read later, it would cost as much as the copy.
-            checksums.append(crc32c.extend(checksums[-1], piece))
+            # The array's own memory, where that is in order and of the dtype.
+            piece = np.ascontiguousarray(source[first : first + step], self.dtype).reshape(-1).view(np.uint8)
+            put(offset, piece.data)
+            # While it is in the cache still: read later, it would cost as much as to write it.
+            checksum = crc32c.extend(checksum, piece)
+            steps.append(checksum)
+            offset += len(piece)
+        if len(steps) > 1:
+            self._steps[index] = steps[:-1]
+        return checksum
 
 
 def _step(element_bytes: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -25,18 +26,23 @@ class Ends:
     along a path needs no list of its own.
 
     Args:
-        parents: of each node, an earlier node or None.
+        parents: of each node, an earlier node or -1.
         counts: how many elements each node adds.
     """
 
-    def __init__(self, parents: Sequence[int | None], counts: Iterable[int]) -> None:
-        ends: list[int] = []
+    def __init__(self, parents: Sequence[int], counts: Iterable[int]) -> None:
+        self.parents: Final = parents
+        self._ends: Final = array("q")
         for parent, count in zip(parents, counts, strict=True):
-            ends.append(count if parent is None else ends[parent] + count)
-        self._ends: Final = ends
+            self._ends.append(count if parent < 0 else self._ends[parent] + count)
 
     def __getitem__(self, node: int) -> int:
         return self._ends[node]
+
+    def count(self, node: int) -> int:
+        """How many elements the node adds."""
+        parent = self.parents[node]
+        return self._ends[node] - (0 if parent < 0 else self._ends[parent])
 
     def find(self, path: Sequence[int], position: int) -> Span:
         """The first node of `path` that ends at `position` or after it. The path must not be shorter."""

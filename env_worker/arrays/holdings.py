@@ -7,13 +7,19 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from env_worker.arrays.budget import ArrayBudget
-from env_worker.arrays.errors import ArrayBudgetError, ArrayKeepError, ArraysNotFoundError
+from env_worker.arrays.errors import (
+    ArrayBudgetError,
+    ArrayBudgetExceededError,
+    ArrayKeepError,
+    ArraysNotFoundError,
+)
 from env_worker.arrays.stats import ArrayCounters, ArrayStats
 from env_worker.arrays.table import ArrayTable, KeptTrace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from env_worker.arrays.budget import Room
     from env_worker.arrays.table import KeptBranch, KeptEpisode
 
 
@@ -61,31 +67,30 @@ class ArrayHoldings:
             self._budget = budget
             self._allowed = True
 
-    def reserve(self) -> bool:
-        """Reserve room for a run; False where there is no budget yet. ArrayBudgetError if there is none."""
+    def reserve(self) -> Room | None:
+        """Reserve room for a run; None where there is no budget yet. ArrayBudgetError if there is no room."""
         with self._lock:
             if not self._allowed:
-                return False
+                return None
             try:
-                self._budget.reserve()
+                return self._budget.reserve()
             except ArrayBudgetError:
                 self._counters.refused_reservations += 1
                 raise
-            return True
 
-    def unreserve(self) -> None:
+    def unreserve(self, room: Room) -> None:
         """Give a reservation back."""
         with self._lock:
-            self._budget.unreserve()
+            self._budget.unreserve(room)
 
-    def begin(self, episode_id: str, owner: str, sizes: Iterable[int]) -> KeptEpisode:
-        """A keep begins: take room for traces of these sizes in bytes, or for none of them.
+    def begin(self, episode_id: str, owner: str, sizes: Sequence[int]) -> KeptEpisode:
+        """A keep begins: take room for traces of these sizes in bytes, or for none of them; what did not fit
+        counts for the next reservations.
 
         ArrayBudgetExceededError; ValueError if the episode is held already; ArrayKeepError after `close`.
         """
         with self._lock:
             if self._closed:
-                raise ArrayKeepError("training arrays are kept no more: the store is closed")
                 raise ArrayKeepError(
                     "training arrays cannot be kept: the store is closed, since its worker ends"
                 )
@@ -93,9 +98,11 @@ class ArrayHoldings:
             try:
                 for size in sizes:
                     episode.traces.append(KeptTrace(episode, self._budget.place(size), size))
-            except BaseException:
+            except BaseException as error:
                 for trace in episode.traces:
                     self._budget.free(trace.medium, trace.size)
+                if isinstance(error, ArrayBudgetExceededError):
+                    self._budget.note_failed(sum(sizes), len(sizes))
                 self._table.failed(episode)
                 raise
             return episode

@@ -30,8 +30,9 @@ class ArrayKeeper:
         fields: which of `TRAINING_ARRAY_FIELDS` are kept.
         strict: whether `keep` raises for a field with a hole, so that its run fails.
 
-    What is None is the worker's setting (`--array-memory-bytes` and so on). ValueError naming a limit that
-    makes no sense.
+    Each keeper has a budget of its own: where several follow each other in one worker, give them limits that
+    together fit into it. What is None is the worker's setting (`--array-memory-bytes` and so on). ValueError
+    naming a limit that makes no sense.
     """
 
     def __init__(

@@ -45,7 +45,7 @@ def keep_episode(episode: Episode, holdings: ArrayHoldings, home: Home, limits: 
         for trace, layout in laid:
             _refuse_holes(trace.id, layout)
     # A trace without branches takes no room: there is nothing that could be released.
-    sizes = (rounded(layout.size) for _, layout in laid if layout.branches)
+    sizes = [rounded(layout.size) for _, layout in laid if layout.branches]
     kept = holdings.begin(episode.id, episode.owner, sizes)
     rooms = tuple(kept.traces)
     written: set[KeptTrace] = set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
@@ -16,6 +17,7 @@ from env_worker.arrays.spec import FIELD_ARRAYS, ROUTED_EXPERTS, WIDE_EXPERTS, A
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from env_worker.arrays.writer import Put
     from env_worker.domain import Node, Trace
 
 HEADER_BYTES: Final = 4096
@@ -50,15 +52,17 @@ class TraceLayout:
         Raises ValueError if a field is unknown or named twice.
         """
         nodes, paths = trace.nodes, trace.branches()
-        tokens = _tokens(nodes)
+        parents = array("q", (-1 if node.parent is None else node.parent for node in nodes))
+        tokens = _tokens(nodes, parents)
         states = {field: field_states(nodes, field) for field in checked_fields(fields)}
         columns: dict[str, list[Column]] = {}
         offset = HEADER_BYTES
         for field, field_state in states.items():
             order = _once_each(path for path in paths if field_state[path[-1]].hole is None)
             columns[field] = []
+            ids = _ids(field, nodes, parents)
             for spec in FIELD_ARRAYS[field]:
-                column = Column(spec, _dtype(spec, nodes), _ends(spec, nodes, tokens))
+                column = Column(spec, _dtype(spec, nodes), _ends(spec, tokens, ids))
                 offset = column.place(order, nodes, -(-offset // _ALIGNMENT) * _ALIGNMENT)
                 columns[field].append(column)
         branches = tuple(
@@ -67,41 +71,44 @@ class TraceLayout:
         )
         return cls(offset, branches, list(chain.from_iterable(columns.values())))
 
-    def write(self, buffer: memoryview) -> None:
-        """Copy all arrays into `buffer`, which is the segment: writable, of at least `size` bytes. The header
-        is left alone. Afterwards no array of a node is referenced, and nothing of `buffer`.
+    def write(self, put: Put) -> None:
+        """Put all arrays into the segment, in pieces of at most a few hundred KiB (or one row, where that is
+        more). The header is left alone. Afterwards no array of a node is referenced.
 
-        Raises ValueError if `buffer` is too short or read-only, or if this was called before.
+        Raises ValueError if this was called before, and whatever `put` raises.
         """
         if self._written:
             raise ValueError("this layout was written before, and has let go of the arrays; make a new one")
-        if buffer.readonly or buffer.nbytes < self.size:
-            kind = "a read-only" if buffer.readonly else "a"
-            raise ValueError(
-                f"cannot write to {kind} buffer of {buffer.nbytes} bytes; give a writable one of {self.size}"
-            )
         self._written = True
-        memory = np.frombuffer(buffer, np.uint8)
         for column in self._columns:
-            column.write(memory)
+            column.write(put)
 
 
-def _tokens(nodes: Sequence[Node]) -> Tokens:
-    parents = [node.parent for node in nodes]
+def _tokens(nodes: Sequence[Node], parents: Sequence[int]) -> Tokens:
     return Tokens(
         Ends(parents, (len(node.token_ids) for node in nodes)),
         Ends(parents, (node.sampled_tokens for node in nodes)),
-        [node.mask for node in nodes],
+        {
+            index: node.mask
+            for index, node in enumerate(nodes)
+            if 0 < node.sampled_tokens < len(node.token_ids)
+        },
     )
 
 
-def _ends(spec: ArraySpec, nodes: Sequence[Node], tokens: Tokens) -> Ends:
-    if spec.per is Per.TOKEN:
-        return tokens.ends
-    if spec.per is Per.SAMPLED_TOKEN:
-        return tokens.sampled_ends
+def _ids(field: str, nodes: Sequence[Node], parents: Sequence[int]) -> Ends | None:
+    """Where the entries of a CSR field end, which all its arrays of entries have in common."""
+    spec = FIELD_ARRAYS[field][0]
+    if spec.per is not Per.ID:
+        return None
     arrays = (spec.of(node) for node in nodes)
-    return Ends([node.parent for node in nodes], (0 if ids is None else len(ids) for ids in arrays))
+    return Ends(parents, (0 if ids is None else len(ids) for ids in arrays))
+
+
+def _ends(spec: ArraySpec, tokens: Tokens, ids: Ends | None) -> Ends:
+    if spec.per is Per.ID and ids is not None:
+        return ids
+    return tokens.ends if spec.per is Per.TOKEN else tokens.sampled_ends
 
 
 def _dtype(spec: ArraySpec, nodes: Sequence[Node]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
+from env_worker.arrays.scrapes import ScrapeServer
 from env_worker.listening import cannot_listen
 from env_worker.setting import SettingsError
 
@@ -120,7 +121,7 @@ class WorkerCollector:
 
 
 class MetricsServer:
-    """Answers Prometheus over HTTP, in threads of its own, from when it is made until `close`.
+    """Answers Prometheus over HTTP, in a few threads of its own, from when it is made until `close`.
 
     Args:
         listen: HOST:PORT; port 0 picks a free one.
@@ -131,7 +132,7 @@ class MetricsServer:
 
     def __init__(self, listen: str) -> None:
         try:
-            from prometheus_client import CollectorRegistry, start_http_server
+            from prometheus_client import CollectorRegistry, make_wsgi_app
         except ImportError as error:
             raise SettingsError(
                 f"--metrics is {listen}, but prometheus-client is not installed ({error}); "
@@ -140,7 +141,7 @@ class MetricsServer:
         host, _, port = listen.rpartition(":")
         self._registry: Final = CollectorRegistry()
         try:
-            self._server, self._thread = start_http_server(int(port), host.strip("[]"), self._registry)
+            self._server: Final = ScrapeServer(host.strip("[]"), int(port), make_wsgi_app(self._registry))
         except OSError as error:
             raise cannot_listen("--metrics", listen, error) from error
         self.address: Final = f"{host}:{self._server.server_port}"
@@ -152,9 +153,7 @@ class MetricsServer:
 
     def close(self) -> None:
         """Answer no more. Takes up to half a second: not for an event loop."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self._server.close()
 
 
 def _counter(name: str, text: str, value: float | Mapping[str, float], label: str = "") -> Metric:

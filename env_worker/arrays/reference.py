@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 MAX_REFERENCE_BYTES: Final = 1023
 """As JSON text, even where it is written with spaces and escapes."""
+MAX_ADDRESS_BYTES: Final = 259
+"""Of them: as long as a name of a host, 253, and a port can be."""
 
 
 def make_reference(
@@ -22,7 +24,7 @@ def make_reference(
     bytes of each array of the complete fields, `incomplete` the reason of each other field. Where room is
     short, reasons are cut, and then the trace's id is left out: it only says what its place says already.
 
-    Raises ValueError if `address` is so long that even then there is no room.
+    Raises ValueError if even then there is no room, which an address of `check_address` never leads to.
     """
     reference: JsonObject = {
         "instance": instance,
@@ -49,6 +51,16 @@ def make_reference(
     if trace_id and _size(with_id := reference | {"trace_id": trace_id}) <= MAX_REFERENCE_BYTES:
         return with_id
     return reference
+
+
+def check_address(address: str) -> None:
+    """ValueError naming the address and the limit if references to a worker at `address` may have no room."""
+    if (size := _size(address) - 2) > MAX_ADDRESS_BYTES:
+        raise ValueError(
+            f"the worker's address {address[:64]!r} takes {size} bytes, but references to training arrays, "
+            f"of at most {MAX_REFERENCE_BYTES} bytes each, have room for {MAX_ADDRESS_BYTES}; give the "
+            "worker a shorter --advertise"
+        )
 
 
 def _size(value: JsonObject | str) -> int:

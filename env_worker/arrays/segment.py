@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import mmap
@@ -12,18 +11,19 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from env_worker.arrays.forks import close_unshared, open_unshared
 from env_worker.arrays.layout import HEADER_BYTES
+from env_worker.arrays.writer import SegmentWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from env_worker.arrays.writer import Put
+
 MAGIC: Final = b"envtrio-arrays-1"
-_HUGE_PAGE: Final = 2**21
 _NAME: Final = "envtrio-arrays"
 # What file systems without O_TMPFILE answer.
 _NO_NAMELESS_FILES: Final = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL)
-
-_open: Final[set[int]] = set()
 
 
 def rounded(size: int) -> int:
@@ -71,8 +71,7 @@ class Segment:
             if self._holders:
                 return False
         if self._fd is not None:
-            _open.discard(self._fd)
-            os.close(self._fd)
+            close_unshared(self._fd)
         self._on_gone()
         return True
 
@@ -91,7 +90,7 @@ class Segment:
 
 def write_segment(
     size: int,
-    fill: Callable[[memoryview], None],
+    fill: Callable[[Put], object],
     *,
     instance: str,
     id: str,
@@ -102,7 +101,7 @@ def write_segment(
 
     Args:
         size: bytes of header and arrays. Of a header alone no file is made.
-        fill: writes the arrays into a buffer of `size` bytes, and keeps no view of it.
+        fill: puts the arrays behind the header.
         instance: of the worker, 32 hexadecimal digits, for the header.
         id: 32 hexadecimal digits of its own.
         folder: None: memory; where the host has no memfd, a nameless file of the folder for temporary files.
@@ -112,28 +111,29 @@ def write_segment(
     """
     whole = rounded(size)
     if size <= HEADER_BYTES:
-        fill(memoryview(bytearray(size)))  # it may have something to let go of
+        fill(lambda offset, piece: None)  # it may have something to let go of
         return Segment(None, whole, id, in_file=False, on_gone=on_gone)
     in_memory = folder is None and hasattr(os, "memfd_create")
     if in_memory:
-        fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        fd = open_unshared(lambda: os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
     else:
-        fd = nameless_file(folder or Path(tempfile.gettempdir()))
-    _open.add(fd)
+        fd = open_unshared(lambda: nameless_file(folder or Path(tempfile.gettempdir())))
     try:
         if in_memory:
             os.ftruncate(fd, whole)
         else:
-            # A full disk is an error here, and not a SIGBUS when the page is written.
+            # A full disk is found before anything is written to it, and the file lies there in few parts.
             os.posix_fallocate(fd, 0, whole)
-        _fill(fd, whole, MAGIC + instance.encode("ascii") + id.encode("ascii"), size, fill)
+        writer = SegmentWriter(fd, size)
+        writer.put(0, memoryview(MAGIC + instance.encode("ascii") + id.encode("ascii")))
+        fill(writer.put)
+        writer.flush()
         if in_memory:
             seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
         os.fchmod(fd, 0o400)
     except BaseException:
-        _open.discard(fd)
-        os.close(fd)
+        close_unshared(fd)
         raise
     return Segment(fd, whole, id, in_file=not in_memory, on_gone=on_gone)
 
@@ -162,31 +162,6 @@ def check_folder(folder: Path) -> None:
         ) from error
 
 
-def _fill(fd: int, whole: int, header: bytes, size: int, fill: Callable[[memoryview], None]) -> None:
-    mapping = mmap.mmap(fd, whole)
-    try:
-        _advise(mapping, whole)
-        mapping[: len(header)] = header
-        with memoryview(mapping) as view, view[:size] as buffer:
-            fill(buffer)
-    except BaseException:
-        # Views of it may live on in the traceback; it is unmapped with them.
-        with contextlib.suppress(BufferError):
-            mapping.close()
-        raise
-    mapping.close()  # a file that is still mapped to be written cannot be sealed
-
-
-def _advise(mapping: mmap.mmap, whole: int) -> None:
-    # Best effort: a kernel may know neither. Whole huge pages only, or the last one would take more than the
-    # budget counts. A child that is forked meanwhile must not keep it mapped to be written.
-    advices = (("MADV_HUGEPAGE", whole - whole % _HUGE_PAGE), ("MADV_DONTFORK", whole))
-    for name, length in advices:
-        if length and (advice := getattr(mmap, name, None)) is not None:
-            with contextlib.suppress(OSError):
-                mapping.madvise(advice, 0, length)
-
-
 def _read(fd: int, offset: int, length: int) -> bytes:
     piece = os.pread(fd, length, offset)
     if len(piece) == length:
@@ -202,14 +177,3 @@ def _read(fd: int, offset: int, length: int) -> bytes:
         pieces.append(piece)
         missing -= len(piece)
     return b"".join(pieces)
-
-
-def _close_inherited() -> None:
-    # A forked child that lives on would hold every segment that its parent has freed.
-    while _open:
-        with contextlib.suppress(OSError):
-            os.close(_open.pop())
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_close_inherited)

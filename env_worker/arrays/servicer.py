@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import grpc
@@ -16,7 +16,8 @@ from env_worker.arrays.errors import (
     TokenRangeError,
     UnknownFieldError,
 )
-from env_worker.arrays.outflow import FETCH_STALL_SECONDS, Outflow
+from env_worker.arrays.outflow import FETCH_STALL_SECONDS, RETRY_SECONDS, Outflow, StalledError
+from env_worker.arrays.places import Place, Places
 from env_worker.arrays.serving import CAPABILITY
 from env_worker.arrays.store import Released
 from env_worker.request import BIG_REQUEST_BYTES, check_digits, check_generation, check_name, decoded
@@ -26,15 +27,27 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from env_worker.arrays.fetch import Fetch
-    from env_worker.arrays.serving import ArrayServing
+    from env_worker.arrays.serving import ArrayServing, Fetching
 
 logger = logging.getLogger(__name__)
 
 SERVICE_NAME: Final = training_array_service_pb2.DESCRIPTOR.services_by_name["TrainingArrayService"].full_name
-MAX_FETCHES: Final = 1024
-"""Fetches that are open at once. Each has two pieces of 1 MiB in memory: one on its way, and the next."""
-RETRY_SECONDS: Final = 1.0
+MAX_FETCHES: Final = 4096
+"""Fetches that are open at once. Most of them wait for a place, which costs some 30 KiB each."""
+MAX_STREAMS: Final = 64
+"""Fetches that stream at once. Where nobody reads, each was measured to take 4 MiB; when it was ended for
+that, 2 MiB until its caller hears of it, and of such there are as many again at the most: some 350 MiB."""
+MAX_TURNS: Final = 2
+"""Streams that read and write at the same moment: of arrays in memory, and as many of those on a disk. More
+bring no more bytes a second, and every call on this worker would wait a millisecond longer for each."""
+PATIENCE_SECONDS: Final = 5.0
+"""How long a caller may take nothing while others wait for a place."""
+MAX_FETCH_BYTES: Final = 64 * 1024
+MAX_RELEASE_BYTES: Final = 4 * 2**20
+"""Of requests. Who decodes larger ones holds the interpreter, and with it the loop, for seconds."""
+MAX_RELEASE_KEYS: Final = 100_000
 MEMFD: Final = "memfd"
+_IN_PARTS: Final = f"release at most {MAX_RELEASE_KEYS} keys in one call"
 
 
 class TrainingArrayServicer:
@@ -43,6 +56,8 @@ class TrainingArrayServicer:
     Args:
         stall_seconds: how long a caller of Fetch may take nothing.
         max_fetches: fetches that may be open at once.
+        max_streams: how many of them may stream at once.
+        patience_seconds: how long a caller may take nothing where others wait to stream.
     """
 
     def __init__(
@@ -51,11 +66,16 @@ class TrainingArrayServicer:
         *,
         stall_seconds: float = FETCH_STALL_SECONDS,
         max_fetches: int = MAX_FETCHES,
+        max_streams: int = MAX_STREAMS,
+        patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
         self._arrays: Final = arrays
         self._stall_seconds: Final = stall_seconds
         self._max_fetches: Final = max_fetches
         self._fetches = 0
+        self._places: Final = Places(max_streams, patience_seconds)
+        self._memory_turns: Final = asyncio.Semaphore(MAX_TURNS)
+        self._disk_turns: Final = asyncio.Semaphore(MAX_TURNS)
 
     async def Fetch(self, data: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
         """See TrainingArrayService.Fetch in training_array_service.proto."""
@@ -66,10 +86,13 @@ class TrainingArrayServicer:
         else:
             return
         # Here nothing of the fetch is held any more, neither by a place nor by the frames of an exception: a
-        # caller that does not read may let the status wait.
-        await _abort(context, ending)
+        # caller that does not read may let the status wait, and gRPC keeps its piece until then.
+        with self._places.left_behind() if isinstance(ending, StalledError) else nullcontext():
+            await _abort(context, ending)
 
     async def _fetch(self, data: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+        if len(data) > MAX_FETCH_BYTES:
+            raise _too_large("FetchRequest", "bytes", len(data), MAX_FETCH_BYTES, "ask for less at once")
         request = decoded(training_array_service_pb2.FetchRequest, data)
         check_generation(request.protocol_generation)
         for field in ("instance", "key"):
@@ -89,18 +112,28 @@ class TrainingArrayServicer:
                 capability=CAPABILITY,
             )
         end = request.token_end if request.HasField("token_end") else None
-        with self._place():
-            fetching = self._arrays.fetching(request.key, request.fields, request.token_start, end)
-            async with fetching as (fetch, pieces):
-                offer = fetch.offer() if MEMFD in request.transports else None
-                first = _descriptor(fetch, offer).SerializeToString()
-                outflow = Outflow(context, self._stall_seconds)
-                await outflow.send(first, pieces if offer is None else None)
+        offering = MEMFD in request.transports
+        with self._open():
+            fetching = self._arrays.fetching(
+                request.key, request.fields, request.token_start, end, offering=offering
+            )
+            async with fetching as found:
+                await self._send(found, context)
         logger.debug(
             "key=%s fetched tokens %d to %d, %d bytes, %s",
-            request.key[:8], fetch.token_start, fetch.token_end, fetch.cut.body_bytes,
-            "as a stream" if offer is None else "to be mapped",
+            request.key[:8], found.fetch.token_start, found.fetch.token_end, found.fetch.cut.body_bytes,
+            "as a stream" if found.offer is None else "to be mapped",
         )  # fmt: skip
+
+    async def _send(self, found: Fetching, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+        turns = self._disk_turns if found.fetch.spilled else self._memory_turns
+        first = _descriptor(found.fetch, found.offer).SerializeToString()
+        if found.offer is not None or not found.fetch.cut.body_bytes:
+            await Outflow(context, turns, Place(), self._stall_seconds).send(first, None)
+            return
+        # Not even the descriptor before: the caller would make room for all of the body, and wait with it.
+        async with self._places.place() as place:
+            await Outflow(context, turns, place, self._stall_seconds).send(first, found.pieces)
 
     async def Release(
         self,
@@ -109,6 +142,8 @@ class TrainingArrayServicer:
     ) -> training_array_service_pb2.ReleaseResponse:
         """See TrainingArrayService.Release in training_array_service.proto."""
         try:
+            if len(data) > MAX_RELEASE_BYTES:
+                raise _too_large("ReleaseRequest", "bytes", len(data), MAX_RELEASE_BYTES, _IN_PARTS)
             kind = training_array_service_pb2.ReleaseRequest
             big = len(data) > BIG_REQUEST_BYTES
             request = await asyncio.to_thread(decoded, kind, data) if big else decoded(kind, data)
@@ -132,6 +167,8 @@ class TrainingArrayServicer:
                 references = request.references
                 if not references.keys:
                     raise _invalid("references", "has no keys; name what is to be freed, or an owner")
+                if (count := len(references.keys)) > MAX_RELEASE_KEYS:
+                    raise _too_large("references", "keys", count, MAX_RELEASE_KEYS, _IN_PARTS)
                 whose = f"keys={references.keys[0][:8]}"
                 if references.instance == self._arrays.home.instance:
                     released = await self._arrays.release(references.keys)
@@ -146,7 +183,7 @@ class TrainingArrayServicer:
         return released
 
     @contextmanager
-    def _place(self) -> Iterator[None]:
+    def _open(self) -> Iterator[None]:
         if self._fetches >= self._max_fetches:
             raise Refusal(
                 errors_pb2.ERROR_REASON_QUEUE_FULL,
@@ -201,8 +238,13 @@ def _ending(error: Exception) -> Refusal:
     return Refusal(errors_pb2.ERROR_REASON_INTERNAL, fault)
 
 
-def _invalid(field: str, problem: str) -> Refusal:
-    return Refusal(errors_pb2.ERROR_REASON_INVALID_REQUEST, f"{field} {problem}", field=field)
+def _invalid(field: str, problem: str, **metadata: int) -> Refusal:
+    return Refusal(errors_pb2.ERROR_REASON_INVALID_REQUEST, f"{field} {problem}", field=field, **metadata)
+
+
+def _too_large(field: str, unit: str, value: int, limit: int, next_step: str) -> Refusal:
+    problem = f"has {value} {unit}, the limit is {limit}; {next_step}"
+    return _invalid(field, problem, value=value, limit=limit)
 
 
 async def _abort(context: grpc.aio.ServicerContext[Any, Any], refusal: Refusal) -> NoReturn:

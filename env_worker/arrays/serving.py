@@ -6,14 +6,14 @@ import asyncio
 import logging
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from env_worker.arrays.errors import ArraysNotFoundError
 from env_worker.arrays.pieces import Pieces
 from env_worker.arrays.store import Released
+from env_worker.arrays.threads import ArrayThreads
 from env_worker.hook import array_store
 from env_worker.tasks import log_failure
-from env_worker.thread_pool import started_pool
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -32,8 +32,16 @@ _T = TypeVar("_T")
 CAPABILITY: Final = "training-arrays"
 EXPIRE_SECONDS: Final = 1.0
 """How often leases are looked at."""
-_WORK_THREADS: Final = 4
-_READ_THREADS: Final = 2
+
+
+class Fetching(NamedTuple):
+    """A fetch that is under way."""
+
+    fetch: Fetch
+    offer: dict[str, str] | None
+    """As `Fetch.offer`; None where none was asked for."""
+    pieces: Pieces
+    """Its body."""
 
 
 class ArrayServing:
@@ -88,21 +96,26 @@ class ArrayServing:
 
     @asynccontextmanager
     async def fetching(
-        self, key: str, fields: Sequence[str], start: int, end: int | None
-    ) -> AsyncIterator[tuple[Fetch, Pieces]]:
-        """A fetch, opened as `ArrayStore.open` does and closed at the end, and its body."""
-        if self._threads is None:
-            raise ArraysNotFoundError(key)
-        opening = self._threads.work.submit(self._open, key, fields, start, end)
+        self, key: str, fields: Sequence[str], start: int, end: int | None, *, offering: bool = False
+    ) -> AsyncIterator[Fetching]:
+        """A fetch, opened as `ArrayStore.open` does and closed at the end."""
+        store, spilled = self._find(key)
+        assert self._threads is not None
+        threads = self._threads.of(spilled=spilled)
+        opening = threads.submit(_open, store, key, fields, start, end, offering)
         try:
-            fetch = await asyncio.wrap_future(opening)
+            fetch, offer = await asyncio.wrap_future(opening)
         except asyncio.CancelledError:
             opening.add_done_callback(_close_unwanted)
             raise
         try:
-            yield fetch, Pieces(fetch, self._threads.reads)
+            yield Fetching(fetch, offer, Pieces(fetch, threads))
         finally:
-            self._close_fetch(fetch)
+            # In a thread: it may be the last that holds a segment, and to give gigabytes back takes a while.
+            try:
+                threads.submit(fetch.close)
+            except RuntimeError:  # the worker ends
+                fetch.close()
 
     async def release(self, keys: Sequence[str]) -> Released:
         """Free these; `not_found` are those that no store has."""
@@ -133,22 +146,15 @@ class ArrayServing:
             self._unserved = hook
             logger.error("reason=HOOK_FAILED the hook's arrays are not served: %s", error)
 
-    def _open(self, key: str, fields: Sequence[str], start: int, end: int | None) -> Fetch:
+    def _find(self, key: str) -> tuple[ArrayStore, bool]:
+        """The store that has it, and whether it lies on a disk. ArraysNotFoundError."""
         missing = ArraysNotFoundError(key)
         for store in self._stores:
             try:
-                return store.open(key, fields, start, end)
+                return store, store.spilled(key)
             except ArraysNotFoundError as error:
                 missing = error
         raise missing
-
-    def _close_fetch(self, fetch: Fetch) -> None:
-        # In a thread: it may be the last that holds a segment, and to give gigabytes back takes a while.
-        assert self._threads is not None
-        try:
-            self._threads.work.submit(fetch.close)
-        except RuntimeError:  # the worker ends
-            fetch.close()
 
     async def _of_all(self, release: Callable[[ArrayStore], Released]) -> Released:
         """What `release` frees in all stores."""
@@ -167,28 +173,20 @@ class ArrayServing:
 
     async def _in_thread(self, function: Callable[[], _T]) -> _T:
         assert self._threads is not None
-        return await asyncio.get_running_loop().run_in_executor(self._threads.work, function)
+        return await asyncio.get_running_loop().run_in_executor(self._threads.freeing, function)
 
 
-class ArrayThreads:
-    """Threads for what may wait for a lock, a disk, or the system. RuntimeError if they cannot be started."""
-
-    def __init__(self) -> None:
-        self.work: Final = started_pool(_WORK_THREADS, "arrays")
-        """For opening, releasing and closing."""
-        try:
-            self.reads: Final = started_pool(_READ_THREADS, "array-reads")
-            """For what lies on a disk: a slow one keeps nobody from opening and releasing."""
-        except RuntimeError:
-            self.work.shutdown(wait=False)
-            raise
-
-    def close(self) -> None:
-        """Take no more calls. Does not wait for those that run."""
-        self.work.shutdown(wait=False)
-        self.reads.shutdown(wait=False)
+def _open(
+    store: ArrayStore, key: str, fields: Sequence[str], start: int, end: int | None, offering: bool
+) -> tuple[Fetch, dict[str, str] | None]:
+    fetch = store.open(key, fields, start, end)
+    try:
+        return fetch, fetch.offer() if offering else None
+    except BaseException:
+        fetch.close()
+        raise
 
 
-def _close_unwanted(opening: Future[Fetch]) -> None:
+def _close_unwanted(opening: Future[tuple[Fetch, dict[str, str] | None]]) -> None:
     if not opening.cancelled() and opening.exception() is None:
-        opening.result().close()
+        opening.result()[0].close()

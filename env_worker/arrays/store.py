@@ -13,8 +13,10 @@ from env_worker.arrays.budget import ArrayBudget
 from env_worker.arrays.descriptors import room_for_segments
 from env_worker.arrays.fetch import Fetch
 from env_worker.arrays.holdings import ArrayHoldings
+from env_worker.arrays.hole_log import HoleLog
 from env_worker.arrays.keeping import keep_episode
 from env_worker.arrays.limits import LimitChoices
+from env_worker.arrays.reference import check_address
 from env_worker.arrays.reservation import Reservation
 from env_worker.arrays.segment import check_folder
 from env_worker.arrays.selection import select
@@ -70,6 +72,7 @@ class ArrayStore:
     ) -> None:
         self._choices: Final = choices
         self._holdings: Final = ArrayHoldings(clock)
+        self._holes: Final = HoleLog()
         self._attaching: Final = threading.Lock()
         self._home: Home | None = None
         self._limits: ArrayLimits | None = None
@@ -99,7 +102,8 @@ class ArrayStore:
     def attach(self, home: Home, limits: ArrayLimits) -> None:
         """Say which worker it belongs to, and the limits that were not given. Again: changes nothing.
 
-        ValueError if it belongs to another worker, or the spill folder cannot be used.
+        ValueError if it belongs to another worker, if references have no room for the worker's address, or if
+        the spill folder cannot be used.
         """
         with self._attaching:
             if self._home == home:
@@ -112,6 +116,7 @@ class ArrayStore:
                 )
             if len(home.instance) != 32 or not home.instance.isascii():
                 raise ValueError(f"worker instance {home.instance[:64]!r} is not of 32 ASCII characters")
+            check_address(home.address)
             if self._limits is None:
                 self._allow(self._choices.over(limits))
             self._home = home
@@ -132,6 +137,7 @@ class ArrayStore:
         except BaseException:
             self._holdings.count_failure()
             raise
+        self._holes.tell(episode)
         logger.debug("episode=%.8s kept: %d traces, %d branches", kept.id, len(kept.traces), len(kept.keys))
 
     def reserve(self) -> Reservation:
@@ -139,7 +145,12 @@ class ArrayStore:
 
         Without limits, before `attach`, it stands for nothing.
         """
-        return Reservation(self._holdings.unreserve if self._holdings.reserve() else lambda: None)
+        room = self._holdings.reserve()
+        return Reservation(lambda: None if room is None else self._holdings.unreserve(room))
+
+    def spilled(self, key: str) -> bool:
+        """Whether to read, or to close, that branch may wait for a disk. ArraysNotFoundError."""
+        return self._holdings.find(key).trace.segment.in_file
 
     def open(self, key: str, fields: Sequence[str], start: int, end: int | None) -> Fetch:
         """A fetch of a branch's tokens from `start` to before `end` (None: to their end), of these fields, or

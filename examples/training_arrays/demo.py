@@ -65,7 +65,12 @@ def main(episodes: str = "8") -> int:
             print("worker, orchestrator and trainer are running", flush=True)
             codes = [trainer.wait(), orchestrator.wait()]
     codes.append(worker.returncode)
-    print(f"exit codes of trainer, orchestrator and worker (4: it still held arrays): {codes}")
+    for name, code in zip(("trainer", "orchestrator", "worker"), codes, strict=True):
+        if code:
+            held = ": arrays that nobody had released" if name == "worker" and code == 4 else ""
+            print(f"the {name} ended with exit code {code}{held}")
+    if not any(codes):
+        print("all three have ended, and nothing was left in the worker")
     return 1 if any(codes) else 0
 
 

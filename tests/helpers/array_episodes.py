@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from env_worker.arrays.writer import Put
+
 HOME: Final = Home("a1" * 16, "127.0.0.1:7001")
 PAGE: Final = 4096
 ROW_BYTES: Final = 4
@@ -107,6 +109,16 @@ def body_of(store: ArrayStore, key: str) -> bytes:
     """A whole branch, fetched."""
     with store.open(key, (), 0, None) as fetch:
         return b"".join(fetch.pieces())
+
+
+def put_into(memory: bytearray) -> Put:
+    """Puts pieces of a segment into `memory`, which is as long as it."""
+
+    def put(offset: int, piece: memoryview) -> None:
+        assert offset + len(piece) <= len(memory)
+        memory[offset : offset + len(piece)] = piece
+
+    return put
 
 
 def open_segments(pid: int | str = "self") -> int:

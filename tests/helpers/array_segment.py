@@ -9,11 +9,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from envtrio.v1.training_array_service_pb2 import TransportOffer
+from numpy.testing import assert_array_equal
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from tests.helpers.scripted_arrays import Branch
+
 SEGMENT: Final = "5" * 32
+LARGE: Final = 300_000
+"""Bytes that are mapped, and not copied."""
 
 
 @dataclass
@@ -61,7 +66,7 @@ def is_mapped(array: NDArray[Any]) -> bool:
         for line in maps:
             begin, _, end = line.split()[0].partition("-")
             if int(begin, 16) <= address < int(end, 16):
-                return "memfd:test" in line
+                return line.split()[4] != "0"  # The file's inode.
     return False
 
 
@@ -73,3 +78,12 @@ def open_descriptors() -> list[int]:
             if "memfd:test" in os.readlink(f"/proc/self/fd/{name}"):
                 found.append(int(name))
     return found
+
+
+def equal(found: dict[str, NDArray[Any]], branch: Branch) -> None:
+    """Whether a fetch has brought all of a branch, in order and as promised."""
+    assert list(found) == list(branch.arrays)
+    for name, array in found.items():
+        assert_array_equal(array, branch.arrays[name], strict=True)
+        assert array.flags.c_contiguous
+        assert array.flags.writeable

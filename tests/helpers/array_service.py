@@ -15,6 +15,7 @@ from env_worker.arrays.limits import ArrayLimits, Home
 from env_worker.arrays.servicer import TrainingArrayServicer, method_handlers
 from env_worker.arrays.serving import ArrayServing
 from env_worker.arrays.store import ArrayStore
+from env_worker.channel_options import SERVER_OPTIONS
 from env_worker.domain import Episode, Message, SamplingMask, SamplingParams, TopLogprobs
 from tests.helpers.failure import failure_of
 from tests.helpers.kept_arrays import RememberingKeeper
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 SECONDS = 20.0
 MEMORY = 2**30
+LARGE = 40_000
+"""Tokens of which no connection takes all bytes while nobody reads: 15 MB."""
 Reference = dict[str, Any]
 
 
@@ -140,16 +143,23 @@ class ArrayService:
         self.keeper = keeper
         self.store = keeper.array_store
         self.calls = calls
+        self.places = servicer._places
         self._servicer = servicer
 
     @property
     def busy(self) -> int:
-        """Calls of Fetch that hold a place."""
+        """Calls of Fetch that are open."""
         return self._servicer._fetches
 
     def keep(self, tokens: int, *, layers: int = 48, top_k: int = 8, owner: str = "") -> Reference:
         """Keep an episode with one trace of one branch; its reference."""
         return kept(self.keeper, tokens, layers=layers, top_k=top_k, owner=owner)
+
+    async def unread(self, reference: Reference) -> Any:
+        """The first fetch of all, begun, and nobody reads it."""
+        call = self.calls.open(reference)
+        await self.until(lambda: self.store.stats().fetched_bytes >= 2**20)
+        return call
 
     async def until(self, reached: Any) -> None:
         """Wait for what nobody tells."""
@@ -194,17 +204,25 @@ async def array_service(
     store: ArrayStore | None = None,
     stall_seconds: float = 60.0,
     max_fetches: int = 1024,
+    max_streams: int = 64,
+    patience_seconds: float = 60.0,
 ) -> AsyncIterator[ArrayService]:
     """A service whose keeper holds its arrays in memory, or in the folder `spill`, or in `store`."""
     limits = ArrayLimits(MEMORY) if spill is None else ArrayLimits(0, spill, MEMORY)
     keeper = RememberingKeeper()
     if store is not None:
         keeper.array_store = store
-    server = grpc.aio.server()
+    server = grpc.aio.server(options=SERVER_OPTIONS)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     arrays = ArrayServing(Home(new_id(), address), limits, lambda: keeper)
     arrays.adopt(keeper)
-    servicer = TrainingArrayServicer(arrays, stall_seconds=stall_seconds, max_fetches=max_fetches)
+    servicer = TrainingArrayServicer(
+        arrays,
+        stall_seconds=stall_seconds,
+        max_fetches=max_fetches,
+        max_streams=max_streams,
+        patience_seconds=patience_seconds,
+    )
     server.add_generic_rpc_handlers((method_handlers(servicer),))
     await server.start()
     try:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from env_broker.relay import MAX_PLACEMENTS
 from env_client import ArrayBudgetError, EnvClient
 from env_client.batch import Batch
 from env_client.tally import Tally
@@ -71,9 +72,15 @@ class Pool:
             while not reached():  # noqa: ASYNC110  # nobody tells
                 await asyncio.sleep(0)
 
-    async def until_open(self) -> None:
-        """Wait until every worker would be asked again: it has sent a heartbeat."""
-        await self.until(lambda: all(self.of_pool(n).open_for_runs for n in range(len(self.workers))))
+    async def until_open(self, number: int) -> None:
+        """Wait until that worker would be asked again: it has said that there is room."""
+        await self.until(lambda: self.of_pool(number).open_for_runs)
+
+    async def beats(self, number: int, count: int) -> None:
+        """Wait for so many heartbeats of that worker."""
+        for _ in range(count):
+            reported = self.of_pool(number).reported_at
+            await self.until(lambda reported=reported: self.of_pool(number).reported_at != reported)  # type: ignore[misc]
 
     def nothing_is_reserved(self) -> None:
         """No run is left that has room reserved."""
@@ -81,10 +88,14 @@ class Pool:
 
 
 @asynccontextmanager
-async def pool(*rooms: int, max_concurrent: int = 8) -> AsyncIterator[Pool]:
+async def pool(
+    *rooms: int, max_concurrent: int = 8, heartbeat_seconds: float = 0.05, lease_seconds: float = 5.0
+) -> AsyncIterator[Pool]:
     """A pool of workers with room for so many episodes each."""
     async with AsyncExitStack() as stack:
-        broker, _ = await stack.enter_async_context(connected(heartbeat_seconds=0.05))
+        broker, _ = await stack.enter_async_context(
+            connected(heartbeat_seconds=heartbeat_seconds, lease_seconds=lease_seconds)
+        )
         client = await stack.enter_async_context(StubClient(broker.address, History()))
         found = Pool(broker, client, [], [])
         for room in rooms:
@@ -126,7 +137,8 @@ async def test_where_all_are_full_a_run_is_refused_until_arrays_are_released() -
             assert "release arrays that were fetched" in outcome.message
         assert found.broker.dispatcher.queued == 0
         assert found.keepers[1].array_store.release_owner(OWNER).released == 2
-        await found.until_open()
+        await found.until_open(1)
+        assert not found.of_pool(0).open_for_runs
         assert await found.run(run) == "OK"
         assert found.held == [1, 1]
 
@@ -138,7 +150,7 @@ async def test_a_discarded_episode_makes_room_too() -> None:
         assert await found.run() == "ARRAY_BUDGET"
         assert await found.client.cancel(outcome.run) == "DISCARDED"
         await found.until(lambda: found.held == [0])
-        await found.until_open()
+        await found.until_open(0)
         assert await found.run() == "OK"
 
 
@@ -162,15 +174,59 @@ async def test_a_busy_worker_that_has_room_is_waited_for_although_the_full_one_i
         kept = found.held[1]
         waiting = asyncio.create_task(found.run())
         await found.until(lambda: found.broker.dispatcher.queued == 1)
-        # With every heartbeat of the full worker it is offered the run again.
-        for _ in range(3):
-            reported = found.of_pool(0).reported_at
-            await found.until(lambda reported=reported: found.of_pool(0).reported_at != reported)  # type: ignore[misc]
+        refused = found.keepers[0].array_store.stats().refused_reservations
+        await found.beats(0, 3)
         assert not waiting.done()
+        assert found.keepers[0].array_store.stats().refused_reservations == refused, "it was asked in vain"
         assert await found.client.cancel(busy.run) == "ABORTED"
         await busy.finish()
         assert await waiting == "OK"
         assert found.held == [1, kept + 1]
+
+
+async def test_runs_that_a_full_worker_refuses_keep_their_place() -> None:
+    async with pool(1, 99, max_concurrent=4) as found:
+        while found.held[0] == 0:
+            assert await found.run() == "OK"
+        busy = [found.client.start(ENDLESS) for _ in range(4)]
+        await found.until(lambda: found.of_pool(1).busy == 4)
+        ends: list[int] = []
+
+        async def run(number: int) -> None:
+            assert await found.run() == "OK"
+            ends.append(number)
+
+        runs = []
+        for number in range(12):
+            runs.append(asyncio.create_task(run(number)))
+            await found.until(lambda number=number: found.broker.dispatcher.queued == number + 1)  # type: ignore[misc]
+        # A heartbeat of an older version says nothing of room: four are sent to it, and come back.
+        broker = found.broker
+        refused = found.keepers[0].array_store.stats().refused_reservations
+        for _ in range(MAX_PLACEMENTS + 1):
+            broker.pool.relent(found.workers[0].instance)
+            broker.dispatcher.reconsider()
+            assert broker.dispatcher.queued == 8
+            await found.until(lambda: broker.dispatcher.queued == 12)
+            refused += 4
+            assert found.keepers[0].array_store.stats().refused_reservations == refused
+        # One slot, so that they end in the order in which they begin.
+        assert await found.client.cancel(busy[0].run) == "ABORTED"
+        await busy[0].finish()
+        await asyncio.gather(*runs)
+        assert ends == list(range(12))
+        for other in busy[1:]:
+            await found.client.cancel(other.run)
+            await other.finish()
+
+
+async def test_that_there_is_room_again_is_said_at_once_and_not_with_the_next_heartbeat() -> None:
+    async with pool(1, heartbeat_seconds=500.0, lease_seconds=1000.0) as found:
+        await found.fill()
+        assert not found.of_pool(0).open_for_runs
+        found.keepers[0].array_store.release_owner(OWNER)
+        await found.until_open(0)
+        assert await found.run() == "OK"
 
 
 async def test_the_pools_view_says_of_a_worker_that_it_is_full() -> None:

@@ -127,8 +127,9 @@ async def test_wide_experts_a_hole_and_ranges_that_the_worker_refuses() -> None:
                 await client.fetch(hidden, ["sampling_mask"], slice(0, 10))
             assert caught.value.metadata["field"] == "sampling_mask"
             assert caught.value.metadata["hole"]
+            more = {"dtype": "<u2", "shape": [11, 3, 8], "bytes": 528}
             with pytest.raises(TokenRangeError):
-                await client.fetch({**hidden, "arrays": reference["arrays"]}, ["routed_experts"])
+                await client.fetch({**hidden, "arrays": {"routed_experts": more}}, ["routed_experts"])
             with pytest.raises(ArraysNotFoundError):
                 await client.fetch({**reference, "key": "0" * 32})
 

@@ -221,10 +221,32 @@ async def test_a_release_of_nothing_named_is_refused(
 
 async def test_a_hundred_thousand_keys_are_released_beside_everything_else(service: ArrayService) -> None:
     ours = service.keep(10)
-    keys = [new_id() for _ in range(100_000)]
+    keys = [new_id() for _ in range(99_999)]
     answer = await service.calls.release([*keys, ours["key"]], instance=ours["instance"])
     assert isinstance(answer, tuple)
-    assert answer[:2] == (1, 100_000)
+    assert answer[:2] == (1, 99_999)
+
+
+async def test_requests_that_would_hold_the_worker_up_are_refused_before_they_are_read(
+    service: ArrayService, reference: Reference
+) -> None:
+    empty_field, empty_transport = b"\x22\x00", b"\x3a\x00"
+    for entries in (empty_field * 32_768, empty_transport * 32_768):
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await anext(aiter(service.calls.raw_fetch(entries + b"\x08\x01", timeout=10)))
+        refused = failure_of(error.value)
+        assert refused.kind == INVALID
+        assert "FetchRequest has 65538 bytes, the limit is 65536" in refused.message
+        assert (refused.metadata["value"], refused.metadata["limit"]) == ("65538", "65536")
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await service.calls.raw_release(bytes(4 * MIB + 1), timeout=10)
+    refused = failure_of(error.value)
+    assert refused.kind == INVALID
+    assert "ReleaseRequest has 4194305 bytes, the limit is 4194304; release at most 100000" in refused.message
+    over = await service.calls.release([""] * 100_001, instance=reference["instance"])
+    assert isinstance(over, Failure)
+    assert over.kind == INVALID
+    assert "references has 100001 keys, the limit is 100000; release at most 100000" in over.message
 
 
 # On a worker.

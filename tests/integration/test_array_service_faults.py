@@ -15,7 +15,7 @@ from env_worker.arrays import segment, serving
 from env_worker.arrays.limits import ArrayLimits, Home
 from env_worker.arrays.serving import ArrayServing
 from env_worker.arrays.store import ArrayStore
-from tests.helpers.array_service import SECONDS, ArrayCalls, array_service, read_on
+from tests.helpers.array_service import LARGE, SECONDS, ArrayCalls, array_service, read_on
 from tests.helpers.array_worker import references
 from tests.helpers.clock import FakeClock
 from tests.helpers.failure import failure_of
@@ -26,23 +26,14 @@ from tests.helpers.worker_process import worker_process
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.helpers.array_service import ArrayService, Reference
+    from tests.helpers.array_service import Reference
     from tests.helpers.worker_process import WorkerProcess
 
-LARGE = 40_000
-"""Tokens of which no connection takes all bytes while nobody reads: 15 MB."""
 MEDIA = pytest.mark.parametrize("medium", ["memory", "spill"])
 
 
 def folder(medium: str, tmp_path: Path) -> Path | None:
     return tmp_path if medium == "spill" else None
-
-
-async def unread(service: ArrayService, reference: Reference) -> Any:
-    """A fetch that has begun, and that nobody reads."""
-    call = service.calls.open(reference)
-    await service.until(lambda: service.store.stats().fetched_bytes >= 2**20)
-    return call
 
 
 @MEDIA
@@ -51,7 +42,7 @@ async def test_a_slow_reader_holds_up_nobody_and_a_release_meanwhile_changes_not
 ) -> None:
     async with array_service(folder(medium, tmp_path)) as service:
         slow, other = service.keep(LARGE), service.keep(100)
-        call = await unread(service, slow)
+        call = await service.unread(slow)
         held = service.store.held_array_bytes
         for _ in range(3):
             assert (await service.calls.fetch(other)).failure is None
@@ -72,7 +63,7 @@ async def test_a_slow_reader_holds_up_nobody_and_a_release_meanwhile_changes_not
 async def test_a_discard_during_a_fetch_lets_it_end_with_all_its_bytes() -> None:
     async with array_service() as service:
         reference = service.keep(LARGE)
-        call = await unread(service, reference)
+        call = await service.unread(reference)
         service.keeper.discard(service.keeper.episodes[reference["key"]])
         fetched = await read_on(call)
         assert_equal(fetched.arrays, service.keeper.branches[reference["key"]].of(0, LARGE))
@@ -84,7 +75,7 @@ async def test_a_caller_that_hangs_up_leaves_nothing_behind(medium: str, tmp_pat
         reference = service.keep(LARGE)
         before = asyncio.all_tasks()
         for begun in (True, False):
-            call = await unread(service, reference) if begun else service.calls.open(reference)
+            call = await service.unread(reference) if begun else service.calls.open(reference)
             call.cancel()
             await service.until(lambda: service.store.stats().open_fetches == 0)
         # gRPC's own task that takes up calls is a new one after each.
@@ -118,31 +109,13 @@ async def test_a_caller_that_hangs_up_while_its_fetch_is_being_opened_leaves_not
 async def test_a_caller_that_takes_nothing_is_left_and_hears_why_when_it_reads_after_all() -> None:
     async with array_service(stall_seconds=0.1) as service:
         reference = service.keep(LARGE)
-        call = await unread(service, reference)
+        call = await service.unread(reference)
         await service.until(lambda: service.store.stats().open_fetches == 0)
         failure = (await read_on(call)).failure
         assert failure is not None
         assert failure.kind == ("DEADLINE_EXCEEDED", "DEADLINE")
         assert "nothing for 0.1 s" in failure.message
         assert "fetch again" in failure.message
-
-
-async def test_more_fetches_than_a_worker_serves_are_told_when_to_come_again() -> None:
-    async with array_service(max_fetches=2) as service:
-        reference = service.keep(LARGE)
-        calls = [service.calls.open(reference) for _ in range(2)]
-        await service.until(lambda: service.store.stats().open_fetches == 2)
-        failure = (await service.calls.fetch(reference)).failure
-        assert failure is not None
-        assert failure.kind == ("RESOURCE_EXHAUSTED", "QUEUE_FULL")
-        assert (failure.metadata["value"], failure.metadata["limit"]) == ("2", "2")
-        assert failure.retry_seconds == 1.0
-        answer = await service.calls.release([new_id()], instance=reference["instance"])
-        assert answer == (0, 1, 0), "a release always has its turn"
-        calls.pop().cancel()
-        await service.until(lambda: service.busy == 1)
-        assert (await service.calls.fetch(reference)).failure is None
-        assert (await read_on(calls.pop())).failure is None
 
 
 async def test_a_disk_that_fails_ends_the_fetch_and_nothing_else(
@@ -158,7 +131,7 @@ async def test_a_disk_that_fails_ends_the_fetch_and_nothing_else(
     monkeypatch.setattr(segment, "_read", failing_read)
     async with array_service(tmp_path) as service:
         reference = service.keep(LARGE)
-        call = await unread(service, reference)
+        call = await service.unread(reference)
         failing.set()
         failure = (await read_on(call)).failure
         assert failure is not None

@@ -43,8 +43,8 @@ async def test_a_refusal_before_admission_is_placed_on_another_worker(reason: st
             assert (await client.run(lone))[1] in ("UNAVAILABLE", "RESOURCE_EXHAUSTED")
 
 
-async def test_a_worker_without_room_for_arrays_is_asked_again_only_after_a_heartbeat() -> None:
-    one, two, three = new_id(), new_id(), new_id()
+async def test_a_worker_without_room_for_arrays_is_asked_again_only_after_a_heartbeat_of_room() -> None:
+    one, two, three, four = (new_id() for _ in range(4))
     async with connected() as (broker, client), ScriptedWorker() as first, ScriptedWorker() as second:
         lease = await first.register(broker.address)
         await second.register(broker.address)
@@ -53,6 +53,9 @@ async def test_a_worker_without_room_for_arrays_is_asked_again_only_after_a_hear
             second.script(run, Send(message("a")))
             assert (await client.run(run))[1] == "OK"
         assert (list(first.runs), list(second.runs)) == ([one], [one, two])
+        await lease.beat(array_room_full=True)
+        second.script(four, Send(message("a")))
+        assert (await client.run(four))[1] == "OK"
         await lease.beat()
         first.script(three, Send(message("a")))
         assert (await client.run(three))[1] == "OK"

@@ -13,7 +13,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from env_broker.config import BrokerSettings
-from env_broker.server import BrokerServer, StartError
+from env_broker.listening import StartError
+from env_broker.server import BrokerServer
 from tests.helpers.raw_client import connected, message
 from tests.helpers.scripted_worker import ScriptedWorker, Send
 from tests.helpers.stub_client import OPTIONS, new_id, reason_of

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from env_broker.config import BrokerSettings
+from env_broker.server import BrokerServer
+from env_client import EnvClient
 from tests.helpers.history import Ended, EnvironmentBegan, History, KeepBegan
 from tests.helpers.history_pipe import HistoryPipe
 from tests.helpers.local_pool import PATIENCE, LocalPool, local_pool
@@ -27,6 +30,9 @@ ELASTIC = {"min_workers": 1, "max_workers": 3, "max_concurrent": 2, "idle_second
 QUICK = {"turns": 2, "turn_seconds": 0.1}
 SCRIPT = ("--env", "scripted=tests.helpers.scripted_environment:ScriptedEnvironment")
 HARMFUL = "harmful=tests.helpers.harmful_environment:HarmfulEnvironment"
+ARRAYS = {"turns": 1, "tokens_per_turn": 20, "layers": 2, "top_k": 2}
+ARRAY_BYTES = 8192
+"""What one episode of these takes."""
 HOLDING = ("--hook", "tests.helpers.selective_hook:SelectiveHook")
 
 
@@ -205,3 +211,18 @@ async def test_runs_that_are_lost_while_the_broker_drains_are_in_its_exit_code(
         assert [outcome.reason for outcome in outcomes] == ["WORKER_LOST"] * 2
         await asyncio.wait_for(server.process.wait(), PATIENCE)
     assert server.process.returncode == 5
+
+
+async def test_a_pool_whose_worker_is_full_of_arrays_grows_while_the_runs_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENV_WORKER_ARRAY_MEMORY_BYTES", str(6 * ARRAY_BYTES))
+    elastic = {**ELASTIC, "max_workers": 2, "hook": "array-keeper", "environments": ("synthetic",)}
+    async with BrokerServer(BrokerSettings(heartbeat_seconds=0.1, linger_seconds=0.2, **elastic)) as broker:
+        async with asyncio.timeout(PATIENCE), EnvClient(broker.address, env="synthetic", owner="o") as client:
+            await asyncio.gather(*(client.run(ARRAYS) for _ in range(2)))
+            # Between what one has room for and what two have.
+            await asyncio.gather(*(client.run(ARRAYS) for _ in range(7)))
+            held = [worker.load.held_arrays for worker in broker.pool.workers()]
+            assert len(held) == broker.supervisor.size == 2
+        broker.hurry()

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
+import os
+import signal
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
 from env_client import ArrayClient, ArraysNotFoundError, EnvClient, array_references
+from env_client import release as release_module
+from env_client.release import holders_of_owner, release
 from tests.helpers.pool_watch import states, watcher
 from tests.helpers.pools import QUICK_STOP, serving
 
@@ -101,3 +106,33 @@ async def test_of_a_file_that_run_wrote(address: str, tmp_path: Path) -> None:
     code, out, _ = await env_client("release", "--episodes", str(out_file))
     assert code == 0
     assert "released 0 references, 0 B; 4 were not there" in out.splitlines()[-1]
+
+
+async def test_a_worker_that_is_stopped_past_its_lease_still_holds_what_it_held(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(release_module, "_CALL_SECONDS", 0.5)
+    pool = ("--workers", "1", "--env", "synthetic", "--hook", "array-keeper", *QUICK_STOP)
+    lease = ("--heartbeat-seconds", "0.1", "--lease-seconds", "0.5")
+    async with serving("env_broker", *pool, *lease) as broker, watcher(broker.address) as watching:
+        watch = watching.watch()
+        await watch.until(lambda view: states(view) == ["READY"])
+        references = await kept(broker.address, "mine", 1)
+        view = await watch.until(lambda view: view.workers[0].held_array_bytes)
+        held, pid = view.workers[0].held_array_bytes, view.workers[0].pid
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            view = await watch.until(lambda view: states(view) == ["LOST"])
+            assert view.workers[0].held_array_bytes == held
+            holders = await asyncio.to_thread(holders_of_owner, broker.address, "mine")
+            report = io.StringIO()
+            assert not await asyncio.to_thread(release, holders, io.StringIO(), report)
+            assert "could not be asked, and held " in report.getvalue()
+            assert "by its last heartbeat: DEADLINE_EXCEEDED" in report.getvalue()
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        await watch.until(lambda view: states(view) == ["READY"])
+        assert await all_there(references)
+        holders = await asyncio.to_thread(holders_of_owner, broker.address, "mine")
+        assert await asyncio.to_thread(release, holders, io.StringIO(), report)
+        assert not await all_there(references)

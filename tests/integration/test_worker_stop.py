@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import sys
 from contextlib import AsyncExitStack
@@ -50,7 +51,11 @@ async def test_a_worker_stays_registered_until_its_arrays_are_released(tmp_path:
         subject.signal()
         await lease.beats_until(draining=True)
         for _ in range(10):
-            assert (await lease.beats_until()).held_arrays == 2
+            beat = await lease.beats_until()
+            assert beat.held_arrays == 2
+        assert re.fullmatch(
+            r"drains: SIGTERM; it stays for held training arrays, at most [56]\d\d s more", beat.detail
+        )
         assert (await subject.client.describe()).role == "worker", "and it serves its clients"
         released.touch()
         assert await lease.at_end()

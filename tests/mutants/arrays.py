@@ -9,12 +9,24 @@ from tests.mutants.mutant import Mutant
 HOLDINGS: Final = "env_worker/arrays/holdings.py"
 TABLE: Final = "env_worker/arrays/table.py"
 SEGMENT: Final = "env_worker/arrays/segment.py"
+FORKS: Final = "env_worker/arrays/forks.py"
 CHECKS: Final = "env_worker/arrays/checks.py"
 COLUMN: Final = "env_worker/arrays/column.py"
 BRANCH: Final = "env_worker/arrays/branch.py"
 SERVICER: Final = "env_worker/arrays/servicer.py"
+OUTFLOW: Final = "env_worker/arrays/outflow.py"
+PLACES: Final = "env_worker/arrays/places.py"
 MAP: Final = "env_client/training_arrays/map.py"
+PAGES: Final = "env_client/training_arrays/pages.py"
+PREFAULT: Final = "env_client/training_arrays/prefault.py"
 BODY: Final = "env_client/training_arrays/body.py"
+REFERENCE: Final = "env_client/training_arrays/reference.py"
+HOSTS: Final = "env_client/training_arrays/hosts.py"
+BATCH: Final = "env_client/training_arrays/batch.py"
+CLIENT: Final = "env_client/training_arrays/client.py"
+RELEASE: Final = "env_client/training_arrays/release.py"
+STATUS: Final = "env_client/training_arrays/status.py"
+FETCHER: Final = "env_client/training_arrays/fetch.py"
 STORE_TESTS: Final = "tests/unit/worker/arrays"
 LAYOUT_TESTS: Final = "tests/property/test_array_layout.py"
 SERVICE_TESTS: Final = "tests/integration/test_array_service.py"
@@ -58,10 +70,24 @@ ARRAYS: Final = (
     ),
     Mutant(
         "a forked child keeps what its parent frees",
-        SEGMENT,
-        "    os.register_at_fork(after_in_child=_close_inherited)\n",
-        "    pass\n",
+        FORKS,
+        "    while _kept_back:\n",
+        "    while not _kept_back:\n",
         (f"{STORE_TESTS}/test_segment.py",),
+    ),
+    Mutant(
+        "a fork in the midst of a new segment leaves it to the child",
+        FORKS,
+        "    _gate.wait_for(lambda: not _changes, _PATIENCE_SECONDS)\n",
+        "",
+        (f"{STORE_TESTS}/test_segment.py",),
+    ),
+    Mutant(
+        "a small piece is written to where the one before it lay",
+        "env_worker/arrays/writer.py",
+        "                _write(self._fd, self._end - len(piece), piece)\n",
+        "                _write(self._fd, self._end, piece)\n",
+        (f"{STORE_TESTS}/test_writer.py", LAYOUT_TESTS),
     ),
     Mutant(
         "a checksum forgets what lies before the range",
@@ -73,8 +99,8 @@ ARRAYS: Final = (
     Mutant(
         "a range begins with the ids of the token before it",
         BRANCH,
-        "        return sampled - int(np.count_nonzero(self._tokens.masks[node][token - begin :]))\n",
-        "        return sampled - int(np.count_nonzero(self._tokens.masks[node][token - begin + 1 :]))\n",
+        "            return sampled - int(np.count_nonzero(mask[token - begin :]))\n",
+        "            return sampled - int(np.count_nonzero(mask[token - begin + 1 :]))\n",
         (LAYOUT_TESTS,),
     ),
     Mutant(
@@ -92,15 +118,36 @@ ARRAYS: Final = (
         (SERVICE_TESTS, "tests/integration/test_array_service_faults.py"),
     ),
     Mutant(
+        "all fetches read and write at once",
+        OUTFLOW,
+        "                async with self._turns:\n",
+        "                if self._turns:\n",
+        (f"{STORE_TESTS}/test_outflow.py",),
+    ),
+    Mutant(
+        "a caller that takes nothing holds its turn",
+        OUTFLOW,
+        "                    if self._taken_in <= TURN_SECONDS:\n",
+        "                    if self._taken_in:\n",
+        (f"{STORE_TESTS}/test_outflow.py",),
+    ),
+    Mutant(
+        "whoever stalled last loses its place",
+        PLACES,
+        "key=lambda entry: entry[0],",
+        "key=lambda entry: -entry[0],",
+        (f"{STORE_TESTS}/test_places.py",),
+    ),
+    Mutant(
         "whatever file has that number is taken for the worker's",
         MAP,
-        "        if os.pread(file, len(header), 0) != header:\n",
-        "        if not os.pread(file, len(header), 0):\n",
-        (f"{CLIENT_TESTS}/test_array_map.py",),
+        "    if found != header:\n",
+        "    if not found:\n",
+        (f"{CLIENT_TESTS}/test_array_offers.py",),
     ),
     Mutant(
         "what a trainer writes reaches the worker's file",
-        MAP,
+        PAGES,
         "mmap.MAP_PRIVATE | _MAP_NORESERVE",
         "mmap.MAP_SHARED | _MAP_NORESERVE",
         (f"{CLIENT_TESTS}/test_array_map.py",),
@@ -108,9 +155,44 @@ ARRAYS: Final = (
     Mutant(
         "a stream's checksum is not looked at",
         BODY,
-        "        if self._crc32c != self._answer.body_crc32c:\n",
-        "        if self._crc32c < 0:\n",
-        (f"{CLIENT_TESTS}/test_array_fetch_failures.py",),
+        "    if found != answer.body_crc32c:\n",
+        "    if found < 0:\n",
+        (f"{CLIENT_TESTS}/test_array_fetch_failures.py", f"{CLIENT_TESTS}/test_array_map.py"),
+    ),
+    Mutant(
+        "a file that can be cut short is mapped",
+        MAP,
+        "        return fcntl.fcntl(file, fcntl.F_GET_SEALS) & needed == needed\n",
+        "        return fcntl.fcntl(file, fcntl.F_GET_SEALS) >= 0\n",
+        (f"{CLIENT_TESTS}/test_array_map.py",),
+    ),
+    Mutant(
+        "one thread keeps an array for the other that enters its pages",
+        PREFAULT,
+        "                    return pages.region, begin",
+        "                    return pages, begin  # type: ignore[return-value]",
+        (f"{CLIENT_TESTS}/test_array_pages.py",),
+    ),
+    Mutant(
+        "arrays to read into may be one memory",
+        BODY,
+        "        if np.may_share_memory(array, its):",
+        "        if array is its:",
+        (f"{CLIENT_TESTS}/test_array_fetch.py",),
+    ),
+    Mutant(
+        "a branch may have other rows than tokens",
+        REFERENCE,
+        "        fits = first == tokens and len",
+        "        fits = len",
+        (f"{CLIENT_TESTS}/test_array_reference.py",),
+    ),
+    Mutant(
+        "a token goes to whatever address a reference names",
+        HOSTS,
+        "        if hosts is None and credentials is not None:\n",
+        "        if hosts is not None and credentials is not None and not hosts:\n",
+        (f"{CLIENT_TESTS}/test_array_hosts.py",),
     ),
     Mutant(
         "a row that no engine filled is trained on",
@@ -118,5 +200,54 @@ ARRAYS: Final = (
         "        if zeros[0] != tokens - 1:\n",
         "        if zeros[0] < 0:\n",
         (LAYOUT_TESTS, f"{STORE_TESTS}/test_checks.py"),
+    ),
+    Mutant(
+        "a lost worker is shown without what it held",
+        "env_broker/view.py",
+        "        view.running = view.open_windows = 0\n",
+        "        view.running = view.open_windows = view.held_array_bytes = 0\n",
+        ("tests/unit/broker/test_view.py",),
+    ),
+    Mutant(
+        "runs of env-client have no owner",
+        "env_client/cli.py",
+        "    owner = settings.owner or ",
+        "    owner = settings.owner if settings is not None else ",
+        ("tests/unit/client/test_cli.py::test_run_says_how_the_arrays_that_it_leaves_are_freed",),
+    ),
+    Mutant(
+        "a second cancel leaves a thread that writes",
+        CLIENT,
+        "        await _end_however_cancelled(ended)\n",
+        "        await asyncio.wait([ended])\n",
+        (f"{CLIENT_TESTS}/test_array_client.py",),
+    ),
+    Mutant(
+        "an error leaves the other fetches alone",
+        BATCH,
+        "            self._error = self._error or error\n            self._is_over = True\n",
+        "            self._error = self._error or error\n",
+        (f"{CLIENT_TESTS}/test_array_batch.py", f"{CLIENT_TESTS}/test_sync_array_client.py"),
+    ),
+    Mutant(
+        "whoever is silent is gone",
+        STATUS,
+        ' and not error.reason and "Connection refused" in str(error)',
+        "",
+        (f"{CLIENT_TESTS}/test_array_release.py",),
+    ),
+    Mutant(
+        "a worker whose turn comes late is not asked",
+        RELEASE,
+        "            left = min(seconds, max(left, FIRST_TRY_SECONDS))\n",
+        "            left = min(seconds, left)\n",
+        (f"{CLIENT_TESTS}/test_array_release.py",),
+    ),
+    Mutant(
+        "a lost worker is forgotten at once",
+        FETCHER,
+        "            self._lost.add(reference.address, reference.instance)\n",
+        "            pass\n",
+        (f"{CLIENT_TESTS}/test_array_lost.py",),
     ),
 )

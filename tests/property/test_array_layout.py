@@ -14,6 +14,7 @@ from env_worker.arrays import branch as branch_module
 from env_worker.arrays import column as column_module
 from env_worker.arrays.layout import HEADER_BYTES, TraceLayout
 from env_worker.domain import TRAINING_ARRAY_FIELDS
+from tests.helpers.array_episodes import put_into
 from tests.helpers.array_plans import NAMES, TracePlan, expected, is_complete, trace_plans
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class Segment:
 
     def __init__(self, layout: TraceLayout) -> None:
         self._bytes = bytearray(b"\xaa" * layout.size)
-        layout.write(memoryview(self._bytes))
+        layout.write(put_into(self._bytes))
         assert self._bytes[:HEADER_BYTES] == b"\xaa" * HEADER_BYTES
 
     def read(self, offset: int, length: int) -> bytes:

@@ -67,6 +67,12 @@ class ScaledPool(RuleBasedStateMachine):
         assert worker is not None
         self.processes.append(Process(worker))
 
+    @property
+    def stranded(self) -> int:
+        """Runs that wait while all workers are without room."""
+        there = [worker for worker in self.pool.workers() if not worker.draining]
+        return self.queued if there and all(worker.full_because for worker in there) else 0
+
     def place(self) -> None:
         """What waits goes where a slot is free."""
         while self.queued and (worker := self.pool.pick("e")) is not None:
@@ -86,8 +92,11 @@ class ScaledPool(RuleBasedStateMachine):
     def look(self) -> None:
         kept = [process.worker.instance for process in (*self.processes, *self.halted)]
         local = Local(kept, self.size, self.starting, self.failing, len(self.leaving))
-        decision = self.scale.decide(self.now, self.pool.workers(), local, self.queued)
+        stranded = self.stranded
+        decision = self.scale.decide(self.now, self.pool.workers(), local, self.queued, stranded)
         assert decision.grow >= 0
+        if stranded and not self.starting and self.size < self.most:
+            assert decision.grow, "runs wait for ever: nobody has room, and nobody is started"
         if decision.grow:
             assert not decision.drain
             self.starting += decision.grow
@@ -134,6 +143,16 @@ class ScaledPool(RuleBasedStateMachine):
         for process in self.processes:
             process.windows *= not windows
             process.arrays *= not arrays
+
+    @precondition(lambda self: self.processes)
+    @rule(first=st.integers(0, 3), full=st.booleans())
+    def room_goes_or_comes(self, first: int, full: bool) -> None:
+        for process in self.processes[first:]:
+            if full:
+                self.pool.no_room(process.worker.instance, "full")
+            else:
+                self.pool.relent(process.worker.instance)
+        self.place()
 
     @precondition(lambda self: self.starting)
     @rule()

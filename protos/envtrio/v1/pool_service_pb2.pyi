@@ -127,7 +127,7 @@ class WatchPoolResponse(google.protobuf.message.Message):
     @property
     def workers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___WorkerView]:
         """Every worker that is registered, then the local ones that are not, then those that were lost in the last
-        60 s (the last 64 of them).
+        60 s (the last 64 of them), or whose process still lives, as where it was stopped.
         """
 
     @property
@@ -184,13 +184,13 @@ class WorkerView(google.protobuf.message.Message):
     state: Global___WorkerState.ValueType
     """Where it stands."""
     running: builtins.int
-    """Runs that it has from this broker."""
+    """Runs that it has from this broker. None where it is LOST."""
     max_concurrent_runs: builtins.int
     """Runs that it can have."""
     open_windows: builtins.int
-    """Replies that can still be taken back, by its last heartbeat."""
+    """Replies that can still be taken back, by its last heartbeat. None where it is LOST."""
     held_array_bytes: builtins.int
-    """Bytes of training arrays that it holds, by its last heartbeat."""
+    """Bytes of training arrays that it holds, by its last heartbeat. Of a LOST one too: its process may live, with them."""
     detail: builtins.str
     """For people: why it is in this state, e.g. the last lines of a worker that failed to start, and what it says of
     itself (WorkerHeartbeat.detail). It shows 8 digits of a request_id at most.

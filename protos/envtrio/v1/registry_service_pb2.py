@@ -26,15 +26,15 @@ _sym_db = _symbol_database.Default()
 from envtrio.v1 import env_service_pb2 as envtrio_dot_v1_dot_env__service__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!envtrio/v1/registry_service.proto\x12\nenvtrio.v1\x1a\x1c\x65nvtrio/v1/env_service.proto\"\xa6\x01\n\x0fRegisterRequest\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.envtrio.v1.WorkerHelloH\x00\x12\x30\n\theartbeat\x18\x02 \x01(\x0b\x32\x1b.envtrio.v1.WorkerHeartbeatH\x00\x12.\n\x0cgiven_up_ack\x18\x03 \x01(\x0b\x32\x16.envtrio.v1.GivenUpAckH\x00\x42\x07\n\x05\x66rame\"\xa5\x01\n\x10RegisterResponse\x12,\n\nregistered\x18\x01 \x01(\x0b\x32\x16.envtrio.v1.RegisteredH\x00\x12\x31\n\rheartbeat_ack\x18\x02 \x01(\x0b\x32\x18.envtrio.v1.HeartbeatAckH\x00\x12\'\n\x05\x64rain\x18\x03 \x01(\x0b\x32\x16.envtrio.v1.DrainOrderH\x00\x42\x07\n\x05\x66rame\"\x8e\x02\n\x0bWorkerHello\x12\x1b\n\x13protocol_generation\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x10\n\x08instance\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x38\n\x0c\x65nvironments\x18\x05 \x03(\x0b\x32\".envtrio.v1.EnvironmentDescription\x12\x1b\n\x13max_concurrent_runs\x18\x06 \x01(\r\x12\x1b\n\x13late_cancel_seconds\x18\x07 \x01(\x01\x12&\n\theld_runs\x18\x08 \x03(\x0b\x32\x13.envtrio.v1.HeldRun\x12\x12\n\nlocal_slot\x18\t \x01(\t\"Z\n\x07HeldRun\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\'\n\x05state\x18\x03 \x01(\x0e\x32\x18.envtrio.v1.HeldRunState\"\xe9\x01\n\x0fWorkerHeartbeat\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x0f\n\x07running\x18\x02 \x01(\r\x12\x14\n\x0copen_windows\x18\x03 \x01(\r\x12\x13\n\x0bheld_arrays\x18\x04 \x01(\r\x12\x18\n\x10held_array_bytes\x18\x05 \x01(\x04\x12\x10\n\x08\x64raining\x18\x06 \x01(\x08\x12\x17\n\x0floop_lag_millis\x18\x07 \x01(\x01\x12\x38\n\x0c\x65nvironments\x18\x08 \x03(\x0b\x32\".envtrio.v1.EnvironmentDescription\x12\x0e\n\x06\x64\x65tail\x18\t \x01(\t\"x\n\nRegistered\x12\r\n\x05lease\x18\x01 \x01(\t\x12\x19\n\x11heartbeat_seconds\x18\x02 \x01(\x01\x12\x15\n\rlease_seconds\x18\x03 \x01(\x01\x12\x10\n\x08given_up\x18\x04 \x03(\t\x12\x17\n\x0f\x62roker_instance\x18\x05 \x01(\t\"!\n\nGivenUpAck\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\"8\n\x0cHeartbeatAck\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x1b\n\x13unreachable_because\x18\x02 \x01(\t\"\x1b\n\nDrainOrder\x12\r\n\x05\x63\x61use\x18\x01 \x01(\t*f\n\x0cHeldRunState\x12\x1e\n\x1aHELD_RUN_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16HELD_RUN_STATE_RUNNING\x10\x01\x12\x1a\n\x16HELD_RUN_STATE_REPLIED\x10\x02\x32\\\n\x0fRegistryService\x12I\n\x08Register\x12\x1b.envtrio.v1.RegisterRequest\x1a\x1c.envtrio.v1.RegisterResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!envtrio/v1/registry_service.proto\x12\nenvtrio.v1\x1a\x1c\x65nvtrio/v1/env_service.proto\"\xa6\x01\n\x0fRegisterRequest\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.envtrio.v1.WorkerHelloH\x00\x12\x30\n\theartbeat\x18\x02 \x01(\x0b\x32\x1b.envtrio.v1.WorkerHeartbeatH\x00\x12.\n\x0cgiven_up_ack\x18\x03 \x01(\x0b\x32\x16.envtrio.v1.GivenUpAckH\x00\x42\x07\n\x05\x66rame\"\xa5\x01\n\x10RegisterResponse\x12,\n\nregistered\x18\x01 \x01(\x0b\x32\x16.envtrio.v1.RegisteredH\x00\x12\x31\n\rheartbeat_ack\x18\x02 \x01(\x0b\x32\x18.envtrio.v1.HeartbeatAckH\x00\x12\'\n\x05\x64rain\x18\x03 \x01(\x0b\x32\x16.envtrio.v1.DrainOrderH\x00\x42\x07\n\x05\x66rame\"\x8e\x02\n\x0bWorkerHello\x12\x1b\n\x13protocol_generation\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x10\n\x08instance\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x38\n\x0c\x65nvironments\x18\x05 \x03(\x0b\x32\".envtrio.v1.EnvironmentDescription\x12\x1b\n\x13max_concurrent_runs\x18\x06 \x01(\r\x12\x1b\n\x13late_cancel_seconds\x18\x07 \x01(\x01\x12&\n\theld_runs\x18\x08 \x03(\x0b\x32\x13.envtrio.v1.HeldRun\x12\x12\n\nlocal_slot\x18\t \x01(\t\"Z\n\x07HeldRun\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\'\n\x05state\x18\x03 \x01(\x0e\x32\x18.envtrio.v1.HeldRunState\"\x82\x02\n\x0fWorkerHeartbeat\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x0f\n\x07running\x18\x02 \x01(\r\x12\x14\n\x0copen_windows\x18\x03 \x01(\r\x12\x13\n\x0bheld_arrays\x18\x04 \x01(\r\x12\x18\n\x10held_array_bytes\x18\x05 \x01(\x04\x12\x10\n\x08\x64raining\x18\x06 \x01(\x08\x12\x17\n\x0floop_lag_millis\x18\x07 \x01(\x01\x12\x38\n\x0c\x65nvironments\x18\x08 \x03(\x0b\x32\".envtrio.v1.EnvironmentDescription\x12\x0e\n\x06\x64\x65tail\x18\t \x01(\t\x12\x17\n\x0f\x61rray_room_full\x18\n \x01(\x08\"x\n\nRegistered\x12\r\n\x05lease\x18\x01 \x01(\t\x12\x19\n\x11heartbeat_seconds\x18\x02 \x01(\x01\x12\x15\n\rlease_seconds\x18\x03 \x01(\x01\x12\x10\n\x08given_up\x18\x04 \x03(\t\x12\x17\n\x0f\x62roker_instance\x18\x05 \x01(\t\"!\n\nGivenUpAck\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\"8\n\x0cHeartbeatAck\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x1b\n\x13unreachable_because\x18\x02 \x01(\t\"\x1b\n\nDrainOrder\x12\r\n\x05\x63\x61use\x18\x01 \x01(\t*f\n\x0cHeldRunState\x12\x1e\n\x1aHELD_RUN_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16HELD_RUN_STATE_RUNNING\x10\x01\x12\x1a\n\x16HELD_RUN_STATE_REPLIED\x10\x02\x32\\\n\x0fRegistryService\x12I\n\x08Register\x12\x1b.envtrio.v1.RegisterRequest\x1a\x1c.envtrio.v1.RegisterResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'envtrio.v1.registry_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_HELDRUNSTATE']._serialized_start=1261
-  _globals['_HELDRUNSTATE']._serialized_end=1363
+  _globals['_HELDRUNSTATE']._serialized_start=1286
+  _globals['_HELDRUNSTATE']._serialized_end=1388
   _globals['_REGISTERREQUEST']._serialized_start=80
   _globals['_REGISTERREQUEST']._serialized_end=246
   _globals['_REGISTERRESPONSE']._serialized_start=249
@@ -44,15 +44,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HELDRUN']._serialized_start=689
   _globals['_HELDRUN']._serialized_end=779
   _globals['_WORKERHEARTBEAT']._serialized_start=782
-  _globals['_WORKERHEARTBEAT']._serialized_end=1015
-  _globals['_REGISTERED']._serialized_start=1017
-  _globals['_REGISTERED']._serialized_end=1137
-  _globals['_GIVENUPACK']._serialized_start=1139
-  _globals['_GIVENUPACK']._serialized_end=1172
-  _globals['_HEARTBEATACK']._serialized_start=1174
-  _globals['_HEARTBEATACK']._serialized_end=1230
-  _globals['_DRAINORDER']._serialized_start=1232
-  _globals['_DRAINORDER']._serialized_end=1259
-  _globals['_REGISTRYSERVICE']._serialized_start=1365
-  _globals['_REGISTRYSERVICE']._serialized_end=1457
+  _globals['_WORKERHEARTBEAT']._serialized_end=1040
+  _globals['_REGISTERED']._serialized_start=1042
+  _globals['_REGISTERED']._serialized_end=1162
+  _globals['_GIVENUPACK']._serialized_start=1164
+  _globals['_GIVENUPACK']._serialized_end=1197
+  _globals['_HEARTBEATACK']._serialized_start=1199
+  _globals['_HEARTBEATACK']._serialized_end=1255
+  _globals['_DRAINORDER']._serialized_start=1257
+  _globals['_DRAINORDER']._serialized_end=1284
+  _globals['_REGISTRYSERVICE']._serialized_start=1390
+  _globals['_REGISTRYSERVICE']._serialized_end=1482
 # @@protoc_insertion_point(module_scope)

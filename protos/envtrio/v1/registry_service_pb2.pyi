@@ -216,6 +216,7 @@ class WorkerHeartbeat(google.protobuf.message.Message):
     LOOP_LAG_MILLIS_FIELD_NUMBER: builtins.int
     ENVIRONMENTS_FIELD_NUMBER: builtins.int
     DETAIL_FIELD_NUMBER: builtins.int
+    ARRAY_ROOM_FULL_FIELD_NUMBER: builtins.int
     seq: builtins.int
     """Counts this lease's heartbeats from 1."""
     running: builtins.int
@@ -231,7 +232,11 @@ class WorkerHeartbeat(google.protobuf.message.Message):
     loop_lag_millis: builtins.float
     """Largest lag of the worker's event loop since the last heartbeat, in milliseconds."""
     detail: builtins.str
-    """For people, at most 256 bytes: why it drains, or what blocks it. Empty while there is nothing to say."""
+    """For people, at most 1,024 bytes: why it drains, or what blocks it. Empty while there is nothing to say."""
+    array_room_full: builtins.bool
+    """True from when a run found no room for its training arrays until some of it was freed: no new runs until a
+    heartbeat says false, which SHOULD come at once and not with its turn.
+    """
     @property
     def environments(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[envtrio.v1.env_service_pb2.EnvironmentDescription]:
         """What it serves now, if that has changed; else empty."""
@@ -248,8 +253,9 @@ class WorkerHeartbeat(google.protobuf.message.Message):
         loop_lag_millis: builtins.float = ...,
         environments: collections.abc.Iterable[envtrio.v1.env_service_pb2.EnvironmentDescription] | None = ...,
         detail: builtins.str = ...,
+        array_room_full: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["detail", b"detail", "draining", b"draining", "environments", b"environments", "held_array_bytes", b"held_array_bytes", "held_arrays", b"held_arrays", "loop_lag_millis", b"loop_lag_millis", "open_windows", b"open_windows", "running", b"running", "seq", b"seq"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["array_room_full", b"array_room_full", "detail", b"detail", "draining", b"draining", "environments", b"environments", "held_array_bytes", b"held_array_bytes", "held_arrays", b"held_arrays", "loop_lag_millis", b"loop_lag_millis", "open_windows", b"open_windows", "running", b"running", "seq", b"seq"]) -> None: ...
 
 Global___WorkerHeartbeat: typing_extensions.TypeAlias = WorkerHeartbeat
 

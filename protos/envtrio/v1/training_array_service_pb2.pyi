@@ -174,10 +174,11 @@ class TransportOffer(google.protobuf.message.Message):
     """Another way to the same bytes.
 
     Transport "memfd": a file that the worker holds open, in memory or in its spill folder, and that never changes any
-    more. A caller of the same host and user opens /proc/PID/fd/FD to read and maps it. Its first 4,096 bytes are a
-    header: the 16 bytes "envtrio-arrays-1", then in ASCII the worker's instance and the segment's id, of 32 bytes each.
-    Process and descriptor numbers come round again, so a caller whose header differs has another file and takes the
-    stream instead. Parameters, as decimal numbers unless said otherwise:
+    more. A caller of the same host and user opens /proc/PID/fd/FD to read. It should map only what is sealed
+    (F_GET_SEALS: F_SEAL_SHRINK and F_SEAL_WRITE), as memory is, and read everything else: a file of a disk can end its
+    reader by a SIGBUS. The first 4,096 bytes are a header: the 16 bytes "envtrio-arrays-1", then in ASCII the worker's
+    instance and the segment's id, of 32 bytes each. Process and descriptor numbers come round again, so a caller whose
+    header differs has another file and takes the stream instead. Parameters, as decimal numbers unless said otherwise:
 
       pid, fd     see above; pid as the worker's own pid namespace counts.
       segment     32 lower-case hexadecimal digits, as in the header.

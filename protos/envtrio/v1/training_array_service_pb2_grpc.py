@@ -62,13 +62,15 @@ class TrainingArrayServiceServicer(object):
         bytes or with an error, never with other data.
 
         OK                   all bytes were sent.
-        INVALID_ARGUMENT     INVALID_REQUEST: an unknown field, or one that was asked for twice; a malformed reference.
+        INVALID_ARGUMENT     INVALID_REQUEST: an unknown field, or one that was asked for twice; a malformed reference;
+        a request of more than 64 KiB.
         NOT_FOUND            ARRAYS_NOT_FOUND: released, discarded, or never there. ARRAYS_LOST: they were kept by
         another instance, which is gone.
         OUT_OF_RANGE         TOKEN_RANGE: the range does not lie within the branch's tokens.
         FAILED_PRECONDITION  ARRAYS_INCOMPLETE: the field has a hole (metadata "field", "hole").
         PROTOCOL_GENERATION: upgrade the older peer.
-        RESOURCE_EXHAUSTED   QUEUE_FULL: as many fetches are open as the worker serves at once; try again as RetryInfo says.
+        RESOURCE_EXHAUSTED   QUEUE_FULL: as many fetches are open as may wait for their turn, or others wait and the caller
+        has read nothing for some seconds; try again as RetryInfo says.
         DEADLINE_EXCEEDED    DEADLINE: the caller's deadline passed, or it has read nothing for a minute. Fetch again.
         UNIMPLEMENTED        the worker's hook keeps no arrays that it could serve.
         UNAVAILABLE          the worker cannot be reached. A fetch is idempotent: try again, within a bound.
@@ -82,7 +84,8 @@ class TrainingArrayServiceServicer(object):
         """Free arrays. Idempotent: what is not there counts as not found and is no error.
 
         OK                   see the counts.
-        INVALID_ARGUMENT     INVALID_REQUEST: neither references nor an owner, or an empty one.
+        INVALID_ARGUMENT     INVALID_REQUEST: neither references nor an owner, or an empty one; more than 100,000 keys, or
+        4 MiB: release the rest in further calls.
         FAILED_PRECONDITION  PROTOCOL_GENERATION: upgrade the older peer.
         UNAVAILABLE          the worker cannot be reached. Try again; if it is gone, so are the arrays.
         UNAUTHENTICATED      UNAUTHENTICATED: send the right token.

@@ -7,7 +7,7 @@ import pytest
 from env_broker.cli import main
 from env_broker.config import VARIABLE_PREFIX, BrokerSettings, SettingsError, settings_table
 from env_broker.variables import unknown_variables
-from env_broker.worker_variables import inherited
+from env_broker.worker_variables import inherited, not_inherited
 
 
 def test_flags_beat_variables_and_variables_beat_defaults() -> None:
@@ -95,6 +95,25 @@ def test_local_workers_inherit_no_address_that_only_one_could_have() -> None:
     }
     assert set(inherited(variables)) == {"ENV_WORKER_ARRAY_SPILL_DIR", "PATH"}
     assert inherited({"ENV_WORKER_METRICS": "127.0.0.1:0"}) == {"ENV_WORKER_METRICS": "127.0.0.1:0"}
+    advertise, metrics = not_inherited(variables)
+    assert "the variable ENV_WORKER_ADVERTISE is 'host:1' and is not passed on" in advertise
+    assert "the variable ENV_WORKER_METRICS is '127.0.0.1:9100'" in metrics
+    assert "with port 0 each picks a free one" in metrics
+    assert not_inherited({"ENV_WORKER_METRICS": "127.0.0.1:0", "ENV_WORKER_ADVERTISE": ""}) == []
+
+
+def test_a_broker_with_local_workers_says_what_it_does_not_pass_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def serve(_: BrokerSettings) -> int:
+        return 0
+
+    monkeypatch.setattr("env_broker.serve.serve", serve)
+    monkeypatch.setenv("ENV_WORKER_METRICS", "127.0.0.1:9100")
+    assert main(["serve"]) == 0
+    assert caplog.text == ""
+    assert main(["serve", "--workers", "2", "--env", "synthetic"]) == 0
+    assert "the variable ENV_WORKER_METRICS is '127.0.0.1:9100' and is not passed on" in caplog.text
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"]])

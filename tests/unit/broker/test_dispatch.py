@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from env_broker.dispatch import Dispatcher
+from env_broker.dispatch import Dispatcher, Turn
 from env_broker.pool import Pool, Worker
 from env_broker.status import Refusal
 
@@ -30,8 +30,14 @@ class Scene:
     def __init__(self, max_queue: int = 8, max_queue_bytes: int = 100) -> None:
         self.pool = Pool(lease_seconds=60)
         self.prospects = Prospects()
+        self.growing: set[str] = set()
+        """Environments for whose runs another worker would be started."""
         self.dispatcher = Dispatcher(
-            self.pool, max_queue=max_queue, max_queue_bytes=max_queue_bytes, prospects=self.prospects
+            self.pool,
+            max_queue=max_queue,
+            max_queue_bytes=max_queue_bytes,
+            prospects=self.prospects,
+            may_grow=self.growing.__contains__,
         )
 
     def add(self, name: str, *environments: str, slots: int = 1) -> Worker:
@@ -334,6 +340,67 @@ async def test_a_worker_that_may_come_is_waited_for_although_the_others_have_no_
     scene.pool.add("3", "l2", "3", ["other"], 1, 60.0, 0.0)
     scene.dispatcher.reconsider()
     assert (await refusal_of(loading)).reason == "ARRAY_BUDGET"
+
+
+async def test_where_the_pool_may_grow_a_run_waits_although_all_are_without_room() -> None:
+    scene = Scene()
+    one = scene.add("1", "e", "f", slots=2)
+    scene.dispatcher.full(one, "full")
+    assert (await refused(scene)).reason == "ARRAY_BUDGET"
+    scene.growing.add("e")
+    assert scene.dispatcher.serves_elsewhere("e", {"1"})
+    assert not scene.dispatcher.serves_elsewhere("f", {"1"})
+    waiting = [await scene.wait(run) for run in "ab"]
+    assert (await refused(scene, "f")).reason == "ARRAY_BUDGET"
+    assert [scene.dispatcher.stranded(names) for names in (["e"], ["f"], [])] == [2, 0, 0]
+    scene.add("2", "f")
+    assert scene.dispatcher.stranded(["e", "f"]) == 2
+    three = scene.add("3", "e")
+    assert await waiting[0] is three
+    assert scene.dispatcher.stranded(["e"]) == 0, "for one that is busy it waits as ever"
+    scene.dispatcher.full(three, "full")
+    assert scene.dispatcher.stranded(["e"]) == 1
+    scene.growing.clear()
+    scene.dispatcher.reconsider()
+    assert (await refusal_of(waiting[1])).reason == "ARRAY_BUDGET"
+
+
+async def test_growth_is_no_hope_for_a_run_that_a_worker_with_room_declined() -> None:
+    scene = Scene()
+    scene.add("1", "e")
+    scene.growing.add("e")
+    assert not scene.dispatcher.serves_elsewhere("e", {"1"})
+
+
+async def test_a_run_that_was_declined_keeps_its_place_although_the_queue_is_full_by_now() -> None:
+    scene = Scene(max_queue=2, max_queue_bytes=20)
+    one, two = scene.add("1", "e", slots=2), scene.add("2", "e")
+    scene.dispatcher.full(one, "full")
+    assert await scene.dispatcher.acquire("busy", "e") is two
+    turns = [Turn(), Turn()]
+    early = [
+        asyncio.create_task(scene.dispatcher.acquire(run, "e", size=10, turn=turn))
+        for run, turn in zip("ab", turns, strict=True)
+    ]
+    await asyncio.sleep(0)
+    scene.pool.relent("1")
+    scene.dispatcher.reconsider()
+    assert [await task for task in early] == [one, one]
+    late = [await scene.wait(run, size=10) for run in "cd"]
+    scene.dispatcher.full(one, "full")
+    early = [
+        asyncio.create_task(scene.dispatcher.acquire(run, "e", size=10, avoid={"1"}, turn=turn))
+        for run, turn in zip("ba", reversed(turns), strict=True)
+    ]
+    await asyncio.sleep(0)
+    for _ in range(2):
+        scene.dispatcher.release(one)
+    assert (scene.dispatcher.queued, scene.dispatcher.queued_bytes) == (4, 40)
+    assert (await refused(scene, run="z")).reason == "QUEUE_FULL"
+    for task in (early[1], early[0], *late):
+        scene.dispatcher.release(two)
+        assert await task is two
+    assert scene.dispatcher.queued == 0
 
 
 async def refusal_of(waiting: asyncio.Task[Worker]) -> Refusal:

@@ -193,14 +193,17 @@ def test_runs_of_other_callers_make_a_worker_busy_but_are_not_counted_twice() ->
     assert dialled.foreign == 0
 
 
-def test_a_worker_without_room_for_arrays_gets_no_runs_until_its_next_heartbeat_or_registration() -> None:
+def test_a_worker_without_room_for_arrays_gets_no_runs_until_it_has_some_or_registers() -> None:
     pool = Pool(lease_seconds=LEASE)
     worker = add(pool, "w")
-    worker.full_because = "no room"
+    assert [pool.no_room("w", said) for said in ("", "no room")] == [True, False]
+    assert worker.full_because == "no room"
     assert pool.pick("e") is None
     assert not worker.open_for_runs
     assert pool.relent("w")
     assert pool.pick("e") is worker
-    worker.full_because = "no room"
+    assert pool.no_room("w", "")
+    assert worker.full_because == "it did not say why"
+    assert not pool.no_room("nobody", "no room")
     assert add(pool, "w", lease="l2") is worker
     assert (worker.full_because, pool.relent("w"), pool.relent("nobody")) == ("", False, False)

@@ -45,11 +45,18 @@ class Scene:
             assert self.pool.heartbeat(worker.instance, "l", self.now, load=Load(running=worker.busy, **load))
 
     def look(
-        self, *, starting: int = 0, lost: int = 0, failing: int = 0, leaving: int = 0, queued: int = 0
+        self,
+        *,
+        starting: int = 0,
+        lost: int = 0,
+        failing: int = 0,
+        leaving: int = 0,
+        queued: int = 0,
+        stranded: int = 0,
     ) -> Decision:
         kept = [worker.instance for worker in self.own]
         local = Local(kept, len(kept) + starting + lost, starting, failing, leaving)
-        decision = self.scale.decide(self.now, self.pool.workers(), local, queued)
+        decision = self.scale.decide(self.now, self.pool.workers(), local, queued, stranded)
         self.spared = decision.spare
         self.pool.spare(decision.spare)
         return decision._replace(spare="")
@@ -321,3 +328,54 @@ def test_a_worker_that_cannot_be_dialled_is_no_room() -> None:
     assert scene.look().grow == 0
     far.unreachable_because = "no route to host"
     assert scene.look().grow == 1
+
+
+def test_a_worker_without_room_for_arrays_is_no_room() -> None:
+    scene = Scene(workers=2)
+    scene.take(scene.own[0], 5)
+    scene.take(scene.own[1], 8)
+    assert scene.look() == NOTHING
+    scene.pool.no_room("w0", "full")
+    assert scene.look() == NOTHING
+    assert scene.look(queued=1) == Decision(grow=1)  # 9 of the 10 that are left
+    assert scene.look(queued=1, starting=1) == NOTHING
+
+
+@pytest.mark.parametrize(
+    ("stranded", "starting", "grow"), [(0, 0, 0), (1, 0, 1), (9, 0, 2), (9, 1, 1), (8, 1, 0), (99, 1, 2)]
+)
+def test_runs_that_nobody_has_room_for_are_room_enough_for_others_only(
+    stranded: int, starting: int, grow: int
+) -> None:
+    scene = Scene(workers=1)
+    scene.join("theirs", slots=1000)  # of another environment
+    scene.pool.no_room("w0", "full")
+    assert scene.look(queued=stranded, stranded=stranded, starting=starting) == Decision(grow=grow)
+
+
+def test_one_that_was_started_for_want_of_room_stays_while_there_was_none_lately() -> None:
+    scene = Scene(workers=2)
+
+    def holding(seconds: float) -> list[Decision]:
+        decisions = []
+        for _ in range(int(seconds)):
+            scene.now += 1.0
+            scene.beat()
+            scene.pool.heartbeat("w0", "l", scene.now, load=Load(held_arrays=1))
+            decisions.append(scene.look())
+        return decisions
+
+    scene.pool.no_room("w0", "full")
+    assert set(holding(50)) == {NOTHING}, "w1 has nothing to do, and is all the room there is"
+    scene.pool.relent("w0")
+    assert set(holding(IDLE - 1)) == {NOTHING}, "w0 may soon be full again"
+    assert holding(1) == [Decision(drain="w1")]
+    scene.pool.no_room("w0", "full")
+    assert holding(1) == [NOTHING]
+
+
+def test_one_without_room_that_has_nothing_is_drained_where_others_have_room_enough() -> None:
+    scene = Scene(workers=2)
+    scene.take(scene.own[1], 3)
+    scene.pool.no_room("w0", "full")
+    assert Decision(drain="w0") in scene.quiet(IDLE + 2)

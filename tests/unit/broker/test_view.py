@@ -155,7 +155,8 @@ async def test_a_lost_worker_stays_for_a_while_with_its_last_words() -> None:
     link = scene.register("0", busy=3, load=Load(open_windows=2, held_array_bytes=7))
     scene.lose(link)
     [worker] = scene.view.take().workers
-    assert (worker.running, worker.open_windows, worker.held_array_bytes) == (0, 0, 0)
+    assert (worker.running, worker.open_windows) == (0, 0), "its runs were given up"
+    assert worker.held_array_bytes == 7, "what it held by its last heartbeat: it may hold it still"
     assert worker.detail == "it was lost: its stream broke"
     secret = new_id()
     scene.local.words.set_result(f"was killed by SIGKILL; its last lines: run {secret} at x\x1b[2J")
@@ -170,6 +171,18 @@ async def test_a_lost_worker_stays_for_a_while_with_its_last_words() -> None:
     assert states(scene.view.take()) == ["READY"]
     scene.lose(link)
     scene.clock.advance(LOST_SECONDS)
+    assert states(scene.view.take()) == []
+
+
+async def test_a_lost_local_worker_is_shown_for_as_long_as_its_process_lives() -> None:
+    scene = Scene()
+    link = scene.register("0", load=Load(held_array_bytes=7))
+    scene.local.places = [LocalView(0, 77, link.worker.instance, "REGISTERED", "it is stopped", "", 0)]
+    scene.lose(link)
+    scene.clock.advance(10 * LOST_SECONDS)
+    [worker] = scene.view.take().workers
+    assert (state(worker), worker.address, worker.held_array_bytes) == ("LOST", "a:1", 7)
+    scene.local.places = []
     assert states(scene.view.take()) == []
 
 

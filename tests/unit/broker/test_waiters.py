@@ -56,6 +56,22 @@ def test_the_queue_is_bounded() -> None:
     waiters.push("f", "b")
 
 
+def test_who_had_its_turn_in_vain_waits_where_it_was_before() -> None:
+    waiters: Waiters[str] = Waiters(limit=2)
+    first = waiters.order()
+    second = waiters.push("e", "second")
+    assert waiters.pop(["e"]) is second
+    for value in ("third", "urgent"):
+        waiters.push("e", value, priority=int(value == "urgent"))
+    with pytest.raises(QueueFullError):
+        waiters.push("e", "first", order=first)
+    waiters.push("e", "first", order=first, returns=True)
+    waiters.push("e", "second", order=second.order, returns=True)
+    order = [waiter.value for _ in range(4) if (waiter := waiters.pop(["e"])) is not None]
+    assert order == ["urgent", "first", "second", "third"]
+    assert len(waiters) == 0
+
+
 @given(
     st.lists(
         st.one_of(

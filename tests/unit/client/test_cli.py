@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -18,7 +20,7 @@ from grpc_health.v1 import health_pb2
 
 from env_client.cli import main
 from env_client.config import COMMANDS, ClientSettings, SettingsError, make_parser, settings_table
-from tests.helpers.deltas import episode_stream, opening
+from tests.helpers.deltas import episode_stream, opening, reply
 from tests.helpers.scripted_end import End
 from tests.helpers.scripted_service import Hang, Reach, ScriptedService, Send
 
@@ -68,6 +70,35 @@ def test_run_with_variables_and_standard_output(service: ScriptedService) -> Non
     assert json.loads(finished.stdout)["ok"]
     assert "1 of 1 runs have an outcome, 0 of them" in finished.stderr
     assert service.runs[0].owner == "me"
+
+
+@pytest.mark.parametrize("owner", [None, "it's me"])
+def test_run_says_how_the_arrays_that_it_leaves_are_freed(
+    service: ScriptedService, owner: str | None
+) -> None:
+    *messages, _ = episode_stream(1)
+    messages[-1].deltas[-1].append.info_json["training_arrays"] = '[{"key": "a"}]'
+    service.on_run(*map(Send, (*messages, reply(*messages))))
+    service.on_run(*map(Send, episode_stream(1)))
+    named = () if owner is None else ("--owner", owner)
+    finished = command("run", "--broker", service.address, "--count", "2", "--concurrency", "1", *named)
+    assert finished.returncode == 0, finished.stderr
+    owners = {run.owner for run in service.runs}
+    assert len(owners) == 1, "all runs of a command have one"
+    said = finished.stdout.splitlines()[-1]
+    assert said.startswith("the training arrays of 1 episode stay in their workers until they are released")
+    told = shlex.split(said.partition("with: env-client ")[2])
+    assert told == ["release", "--broker", service.address, "--owner", *owners]
+    if owner is None:
+        assert re.fullmatch("env-client-[0-9a-f]{8}", *owners)
+    else:
+        assert owners == {owner}
+
+
+def test_run_says_nothing_of_arrays_where_there_are_none(service: ScriptedService) -> None:
+    service.on_run(*map(Send, episode_stream(1)))
+    finished = command("run", "--broker", service.address)
+    assert "release" not in finished.stdout
 
 
 def test_run_without_a_server_still_has_its_outcomes(tmp_path: Path) -> None:

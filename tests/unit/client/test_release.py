@@ -131,7 +131,8 @@ def test_a_worker_that_holds_arrays_and_cannot_be_asked_is_named(
     with ScriptedPool((view,)) as pool:
         assert main(["release", "--broker", pool.address, "--owner", "me"]) == 1
     said = capsys.readouterr()
-    assert f"worker 00000000 at {NOBODY}: released 0 references, 0 B of 5.0 MiB that it held" in said.err
+    worker = f"worker 00000000 at {NOBODY}"
+    assert f"{worker}: could not be asked, and held 5.0 MiB by its last heartbeat: UNAVAILABLE" in said.err
     assert "if its process is gone, so are its arrays" in said.err
     assert f"{keeper.address}: released 2 references" in said.out, "the others are asked all the same"
     assert "total of 2 workers, 1 of which failed" in said.out
@@ -140,7 +141,7 @@ def test_a_worker_that_holds_arrays_and_cannot_be_asked_is_named(
 def test_a_worker_that_held_nothing_need_not_be_reached(capsys: pytest.CaptureFixture[str]) -> None:
     with ScriptedPool((a_pool(("LOST", NOBODY, 0)),)) as pool:
         assert main(["release", "--broker", pool.address, "--owner", "me"]) == 0
-    assert "held nothing by its last heartbeat" in capsys.readouterr().out
+    assert "could not be asked, and held nothing by its last heartbeat" in capsys.readouterr().out
 
 
 def test_a_refusal_is_a_failure(keeper: Keeper, capsys: pytest.CaptureFixture[str]) -> None:
@@ -174,6 +175,15 @@ def test_of_a_file_every_reference_is_released_once(
     out = capsys.readouterr().out
     assert f"worker aaaaaaaa at {keeper.address}: released 1 reference, 8 B; 1 were not there" in out
     assert "total of 2 workers, 0 of which failed: released 2 references, 16 B; 2 were not there" in out
+
+
+def test_it_dials_hosts_only() -> None:
+    """To gRPC "unix:1" alone is a socket file, and a worker may have written it."""
+    found = find_references([a_line(reference("unix:1")).encode()])
+    assert [holder.target for holder in holders_of_references(found)] == ["dns:///unix:1"]
+    with ScriptedPool((a_pool(("READY", "unix:1", 0)),)) as pool:
+        holders = release_module.holders_of_owner(pool.address, "me")
+    assert [holder.target for holder in holders] == ["dns:///unix:1"]
 
 
 def test_bad_lines_are_named_and_the_others_released(keeper: Keeper) -> None:

@@ -10,8 +10,9 @@ import psutil
 import pytest
 
 from env_worker import array_limits as module
-from env_worker.array_limits import array_limits
-from env_worker.config import SettingsError, WorkerSettings
+from env_worker.array_limits import array_limits, warn_of_unused
+from env_worker.arrays.keeper import ArrayKeeper
+from env_worker.config import SettingsError, WorkerSettings, settings_table
 from env_worker.domain import TRAINING_ARRAY_FIELDS
 from env_worker.hook import BUILT_IN_HOOKS, HookLoadError, array_store, load_hook
 from env_worker.memory import usable_memory_bytes
@@ -167,3 +168,32 @@ def test_an_attribute_of_that_name_that_is_no_store_is_none() -> None:
 
     assert array_store(Hook()) is None  # type: ignore[arg-type]
     assert array_store(None) is None
+
+
+class Plain:
+    """A hook without an array_store."""
+
+    def keep(self, *_: object) -> None: ...
+
+    def discard(self, _: object) -> None: ...
+
+
+def test_settings_that_no_hook_makes_use_of_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    settings = WorkerSettings(array_memory_bytes=7, array_strict=True, array_workers=2)
+    warn_of_unused(settings, ArrayKeeper())
+    warn_of_unused(WorkerSettings(array_workers=2), None)
+    assert caplog.text == ""
+    warn_of_unused(settings, None)
+    warn_of_unused(settings, Plain())
+    told = [record.getMessage() for record in caplog.records]
+    assert told == [
+        f"--array-memory-bytes, --array-strict: no effect, as {why}; add --hook array-keeper, or give your "
+        "hook the attribute array_store"
+        for why in ("there is no hook", "the hook Plain has no ArrayStore")
+    ]
+
+
+def test_every_setting_for_arrays_is_known_to_the_warning() -> None:
+    names = {row.name: row.default for row in settings_table() if row.name.startswith("array_")}
+    del names["array_workers"]
+    assert names == module._UNSET

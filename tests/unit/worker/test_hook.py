@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from env_worker.arrays.keeper import ArrayKeeper
 from env_worker.domain import Episode, SamplingParams
 from env_worker.hook import HookLoadError, HookThreads, check_hook, current_hook, load_hook, set_episode_hook
 
@@ -48,6 +49,15 @@ class CallableKeep(Hook):
     keep = AsyncCallable()  # type: ignore[assignment]
 
 
+class Uninitialised(ArrayKeeper):
+    def __init__(self) -> None: ...
+
+
+class KeeperAsStore(Hook):
+    def __init__(self) -> None:
+        self.array_store = ArrayKeeper()
+
+
 class NoDiscard:
     def keep(self, episode: Episode, sampling: SamplingParams) -> None: ...
 
@@ -80,6 +90,8 @@ def test_the_hook_that_was_set_last_counts_and_none_unsets_it() -> None:
         (CallableKeep(), "CallableKeep.keep is a coroutine"),
         (Hook, "is the class Hook; pass an instance"),
         (OneArgument(), "OneArgument.keep cannot be called with 2 arguments"),
+        (Uninitialised(), r"Uninitialised.__init__ does not call super\(\).__init__\(\); call it first"),
+        (KeeperAsStore(), "self.array_store = keeper.array_store"),
     ],
 )
 def test_what_is_no_hook_is_refused_and_changes_nothing(hook: Any, named: str) -> None:

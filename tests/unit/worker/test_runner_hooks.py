@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from envtrio.v1 import delta_pb2
 
+from env_worker.arrays.errors import ArrayBudgetExceededError
 from env_worker.domain import Message
 from env_worker.hook import set_episode_hook
 from env_worker.status import Refusal
@@ -109,6 +110,26 @@ async def test_a_keep_that_raises_is_discarded_and_fails_its_run_alone(error: Ba
         assert await other.read_on() == "OK"
         await harness.at_rest()
         assert len(harness.history.of(caller.id, DiscardBegan)) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "lines"), [(ArrayBudgetExceededError("they do not fit"), 1), (RuntimeError("a fault"), 0)]
+)
+async def test_arrays_that_are_not_kept_are_no_fault_and_one_line_of_log(
+    error: Exception, lines: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running() as harness:
+
+        def keep(_: Episode) -> None:
+            raise error
+
+        caller = harness.ask(one_turn)
+        harness.hook.in_keep[caller.id] = keep
+        assert await caller.read_on() == "HOOK_FAILED"
+        await harness.at_rest()
+    [told] = [record.getMessage() for record in caplog.records if "keep raised" in record.getMessage()]
+    assert ("Traceback" not in told) is bool(lines)
+    assert str(error) in told.splitlines()[-1]
 
 
 async def test_a_discard_that_raises_is_counted_and_not_tried_again() -> None:

@@ -92,6 +92,21 @@ def test_a_descriptor_that_does_not_fit(changes: dict[str, Any], what: str) -> N
         checked_answer(BRANCH.descriptor(**changes), WHOLE)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"arrays": layouts(name="x" * 10_000) * 1000},
+        {"arrays": layouts(dtype="\x1b[31m" + "u" * 10_000)},
+        {"arrays": layouts(shape=[1] * 100_000)},
+    ],
+)
+def test_what_is_said_of_it_is_short_and_printable(changes: dict[str, Any]) -> None:
+    with pytest.raises(ArrayProtocolError) as caught:
+        checked_answer(BRANCH.descriptor(**changes), WHOLE)
+    assert len(str(caught.value)) < 500
+    assert str(caught.value).isprintable()
+
+
 def part_of(rows: int, sampled: int, ids: int) -> ArrayDescriptor:
     """A descriptor of a part of the branch."""
     arrays = BRANCH.arrays
@@ -103,7 +118,7 @@ def part_of(rows: int, sampled: int, ids: int) -> ArrayDescriptor:
 def test_a_part() -> None:
     answer = checked_answer(part_of(2, 1, 2), PART)
     assert [spec.shape for spec in answer.arrays] == [(2, 2, 4), (2,), (2,), (1,)]
-    for wrong in (part_of(3, 1, 2), part_of(2, 4, 2), part_of(2, 1, 7)):
+    for wrong in (part_of(3, 1, 2), part_of(2, 3, 2), part_of(2, 4, 2), part_of(2, 1, 7)):
         with pytest.raises(ArrayProtocolError, match="shape"):
             checked_answer(wrong, PART)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import numpy as np
@@ -18,10 +18,14 @@ from env_client import (
     FetchDeadlineError,
     InvalidRequestError,
 )
+from env_client.training_arrays.bounds import CallBounds
+from env_client.training_arrays.reference import ArrayReference
+from tests.helpers.clock import FakeClock
 from tests.helpers.scripted_end import End
 from tests.helpers.scripted_service import Hang, Reach, Wait
 
 if TYPE_CHECKING:
+    from env_client.training_arrays.reference import Reference
     from tests.helpers.scripted_arrays import ScriptedArrays
 
 SECONDS = 20.0
@@ -79,7 +83,7 @@ async def test_a_cancelled_task_that_waits_for_its_turn_sends_nothing(service: S
         first = asyncio.create_task(client.fetch(branch.reference()))
         await reached(hanging)
         second = asyncio.create_task(client.fetch(branch.reference()))
-        with pytest.raises(FetchDeadlineError, match="did not end within"):
+        with pytest.raises(FetchDeadlineError, match="did not even begin"):
             await client.fetch(branch.reference(), timeout=0.1)
         second.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -186,3 +190,107 @@ async def test_a_cancelled_block_releases_as_well(service: ScriptedArrays) -> No
         with pytest.raises(asyncio.CancelledError):
             await task
     assert len(service.releases) == 1
+
+
+async def test_however_often_it_is_cancelled_nothing_is_written_after_its_end(
+    service: ScriptedArrays, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, go = threading.Event(), threading.Event()
+    written: list[bool] = []
+
+    def copying(*_args: object) -> None:
+        """A fetch that copies what was mapped, and does not look up meanwhile."""
+        began.set()
+        assert go.wait(SECONDS)
+        written.append(True)
+        raise FetchCancelledError("given up")
+
+    async with ArrayClient() as client:
+        monkeypatch.setattr(client._core._fetcher, "fetch", copying)
+        task = asyncio.create_task(client.fetch(service.branch().reference()))
+        await reached(began)
+        for _ in range(3):
+            task.cancel()
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert not task.done()
+        go.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert written == [True]
+
+
+async def test_closing_ends_calls_with_more_jobs_than_threads(service: ScriptedArrays) -> None:
+    branch = service.branch()
+    hanging = threading.Event()
+    service.on_fetch(Reach(hanging), Hang())
+    client = ArrayClient(concurrency=1)
+    task = asyncio.create_task(client.fetch_many([branch.reference()] * 3))
+    await reached(hanging)
+    await client.close()
+    with pytest.raises(FetchCancelledError):
+        await asyncio.wait_for(task, SECONDS)
+
+
+async def test_references_are_checked_once_and_not_on_the_loop(
+    service: ScriptedArrays, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+    check = ArrayReference.of
+
+    def noted(value: Reference) -> ArrayReference:
+        threads.append(threading.current_thread())
+        return check(value)
+
+    monkeypatch.setattr(ArrayReference, "of", noted)
+    branch = service.branch()
+    references = [branch.reference(key=f"{number:032x}") for number in range(3)]
+    for reference in references:
+        service.on_fetch(*branch.answer(), key=reference["key"])
+    async with ArrayClient() as client:
+        async with client.releasing(references):
+            assert len(await client.fetch_many(references)) == 3
+        assert len(threads) == 6
+        assert await client.release(*references) == 3
+    assert len(threads) == 9
+    assert threading.current_thread() not in threads
+
+
+async def test_many_of_which_some_fail(service: ScriptedArrays) -> None:
+    branch = service.branch()
+    service.on_fetch(GONE)
+    service.on_fetch(*branch.answer(), key="0" * 32)
+    async with ArrayClient() as client:
+        references = [branch.reference(), branch.reference(key="0" * 32)]
+        found = await client.fetch_many(references, return_exceptions=True)
+        assert [type(each) for each in found] == [ArraysNotFoundError, dict]
+        one: list[Any] = [branch.reference(), "{}"]
+        for wrong in one:
+            with pytest.raises(InvalidRequestError, match=r"fetch\(reference\)"):
+                await client.fetch_many(wrong)
+
+
+async def test_a_release_has_its_time_from_when_it_has_a_thread(
+    service: ScriptedArrays, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FakeClock()
+    monkeypatch.setattr("env_client.training_arrays.core._OTHER_THREADS", 1)
+    monkeypatch.setattr(
+        "env_client.training_arrays.core.CallBounds", lambda timeout: CallBounds(timeout, clock)
+    )
+    go, began = threading.Event(), threading.Event()
+    async with ArrayClient() as client:
+
+        def busy() -> None:
+            began.set()
+            assert go.wait(SECONDS)
+
+        first = client._core.aside(busy)
+        await reached(began)
+        release = asyncio.create_task(client.release(service.branch().reference(), timeout=10.0))
+        await asyncio.sleep(0)
+        assert len(client._core._open) == 1
+        clock.advance(11.0)
+        go.set()
+        assert await release == 1
+        first.result(SECONDS)

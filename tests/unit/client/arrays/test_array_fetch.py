@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import numpy as np
 import pytest
+from envtrio.v1.training_array_service_pb2 import ArrayLayout
 from numpy.testing import assert_array_equal
 
 from env_client import (
     ArraysIncompleteError,
     FetchCancelledError,
     InvalidRequestError,
+    ResourceExhaustedError,
     SyncArrayClient,
     TokenRangeError,
 )
@@ -92,6 +94,15 @@ def read_only() -> NDArray[Any]:
     return array
 
 
+def shared() -> dict[str, NDArray[Any]]:
+    """Two arrays of one memory."""
+    memory = np.empty(48, np.uint8)
+    return {
+        "top_logprobs.ids": memory[:24].view(np.int32),
+        "top_logprobs.logprobs": memory[20:44].view(np.float32),
+    }
+
+
 @pytest.mark.parametrize(
     ("out", "message"),
     [
@@ -104,6 +115,7 @@ def read_only() -> NDArray[Any]:
         ({"routed_experts": read_only()}, "read-only"),
         ({"routed_experts": bytearray(96)}, "bytearray.*numpy array"),
         ([np.empty(1)], "list.*arrays by name"),
+        (shared(), r"out\['top_logprobs.ids'\].*out\['top_logprobs.logprobs'\]"),
     ],
 )
 def test_out_that_does_not_fit_is_refused_before_the_call(
@@ -112,6 +124,26 @@ def test_out_that_does_not_fit_is_refused_before_the_call(
     with pytest.raises(InvalidRequestError, match=message):
         client.fetch(service.branch().reference(), out=out)
     assert service.fetches == []
+
+
+def test_out_that_masks_what_is_written_is_filled(service: ScriptedArrays, client: SyncArrayClient) -> None:
+    branch = service.branch()
+    service.on_fetch(*branch.answer())
+    masked = np.ma.MaskedArray(np.zeros(3, np.int32), mask=True, hard_mask=True)
+    client.fetch(branch.reference(), out={"top_logprobs.counts": masked})
+    assert_array_equal(masked.data, branch.arrays["top_logprobs.counts"])
+
+
+def test_arrays_that_no_memory_has_room_for_are_an_error_that_says_so(
+    service: ScriptedArrays, client: SyncArrayClient
+) -> None:
+    tokens = 2**32
+    branch = Branch({}, service.address, tokens)
+    said: dict[str, Any] = {"dtype": "u1", "shape": [tokens, 512, 512], "bytes": tokens * 2**18}
+    layout = ArrayLayout(name="routed_experts", dtype="u1", shape=said["shape"], size_bytes=tokens * 2**18)
+    service.on_fetch(branch.first(arrays=[layout], body_bytes=tokens * 2**18))
+    with pytest.raises(ResourceExhaustedError, match=f"no memory for its {tokens * 2**18} bytes"):
+        client.fetch(branch.reference(arrays={"routed_experts": said}))
 
 
 def test_out_for_a_range_is_checked_by_the_descriptor(

@@ -58,7 +58,7 @@ BRANCH = Branch(some_arrays())
         ([BRANCH.first(), *BRANCH.pieces()[:-1]], "150 bytes came, expected 156 "),
         ([*BRANCH.answer(), piece(b"x")], "bytes came, expected"),
         ([BRANCH.first(), BRANCH.first()], "second descriptor"),
-        ([BRANCH.first(), piece(b"")], "0 bytes came"),
+        ([BRANCH.first(), piece(b"")], "without bytes"),
         ([BRANCH.first(body_bytes=2**60)], "body_bytes"),
     ],
 )

@@ -6,74 +6,33 @@ import ctypes
 import gc
 import os
 import sys
+import tempfile
+import threading
+import time
 from typing import TYPE_CHECKING, Any
 
-import grpc
 import numpy as np
 import pytest
-from envtrio.v1.training_array_service_pb2 import TransportOffer
 from numpy.testing import assert_array_equal
 
 from env_client import (
-    ArrayProtocolError,
-    ArraysNotFoundError,
+    ArraysCorruptError,
     InvalidRequestError,
     SyncArrayClient,
 )
 from env_client.training_arrays import map as array_map
-from tests.helpers.array_segment import SEGMENT, Segment, is_mapped, open_descriptors
-from tests.helpers.scripted_arrays import INSTANCE, Branch, piece
-from tests.helpers.scripted_end import End
+from env_client.training_arrays import pages as array_pages
+from env_client.training_arrays import prefault as array_prefault
+from tests.helpers.array_segment import LARGE, Segment, equal, is_mapped, open_descriptors
+from tests.helpers.scripted_arrays import Branch
+from tests.helpers.scripted_service import Wait
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from numpy.typing import NDArray
+    from collections.abc import Iterator
 
     from tests.helpers.scripted_arrays import ScriptedArrays
-    from tests.helpers.scripted_service import Send
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the host has no /proc/PID/fd")
-
-LARGE = 300_000  # Bytes that are mapped, and not copied.
-
-
-@pytest.fixture
-def segment() -> Iterator[Segment]:
-    """A memfd with a header."""
-    made = Segment(os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
-    os.pwrite(made.fd, b"envtrio-arrays-1" + INSTANCE.encode() + SEGMENT.encode(), 0)
-    try:
-        yield made
-    finally:
-        os.close(made.fd)
-
-
-@pytest.fixture
-def branch(service: ScriptedArrays, segment: Segment) -> Branch:
-    """A branch whose arrays are in the segment: one mapped, one in two parts, an empty one a small one."""
-    tokens = LARGE // 8
-    arrays: dict[str, NDArray[Any]] = {
-        "routed_experts": np.random.default_rng(1).integers(0, 255, (tokens, 2, 4), np.uint8),
-        "top_logprobs.ids": np.arange(LARGE // 4, dtype=np.int32),
-        "sampling_mask.ids": np.empty(0, np.int32),
-        "sampling_mask.counts": np.arange(5, dtype=np.int32),
-    }
-    segment.put(arrays["routed_experts"].tobytes())
-    ids = arrays["top_logprobs.ids"].tobytes()
-    segment.put(ids[:1000], ids[1000:], gap=8)
-    segment.parts.append([])
-    segment.put(arrays["sampling_mask.counts"].tobytes())
-    segment.seal()
-    return Branch(arrays, service.address, tokens)
-
-
-def equal(found: dict[str, NDArray[Any]], branch: Branch) -> None:
-    assert list(found) == list(branch.arrays)
-    for name, array in found.items():
-        assert_array_equal(array, branch.arrays[name], strict=True)
-        assert array.flags.c_contiguous
-        assert array.flags.writeable
 
 
 def test_arrays_come_out_of_the_file(
@@ -147,8 +106,8 @@ def test_out_that_does_not_fit_is_no_reason_to_stream(
 def test_a_large_mapping_is_entered_by_threads(
     service: ScriptedArrays, client: SyncArrayClient, segment: Segment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(array_map, "_PREFAULT_BYTES", 1)
-    monkeypatch.setattr(array_map, "_CHUNK_BYTES", 8192)
+    monkeypatch.setattr(array_map, "MIN_BYTES", 1)
+    monkeypatch.setattr(array_prefault, "_CHUNK_BYTES", 8192)
     array = np.random.default_rng(2).integers(0, 255, (LARGE, 1, 1), np.uint8)
     large = Branch({"routed_experts": array}, service.address, LARGE)
     segment.put(b"x" * 7)  # So that the array does not begin with a page.
@@ -161,103 +120,7 @@ def test_a_large_mapping_is_entered_by_threads(
     assert is_mapped(found["routed_experts"])
 
 
-REFUSED = {
-    "another instance": lambda s: s.offer(segment="6" * 32),
-    "another size": lambda s: s.offer(size=str(s.size + 4096)),
-    "no file": lambda s: s.offer(fd=os.devnull),
-    "no number": lambda s: s.offer(pid="-1"),
-    "a path": lambda s: s.offer(fd="../../../etc/passwd"),
-    "nothing": lambda s: [TransportOffer(transport="memfd")],
-    "few parts": lambda s: s.offer(extents="4096+1"),
-    "parts of another size": lambda s: s.offer(extents=";".join(["4096+1", "", "", ""])),
-    "a part in the header": lambda s: _moved(s, 4095),
-    "a part after the end": lambda s: _moved(s, s.size),
-    "no part": lambda s: s.offer(extents="a;b;c;d"),
-}
-
-
-def _moved(segment: Segment, offset: int) -> list[TransportOffer]:
-    segment.parts[0] = [(offset, segment.parts[0][0][1])]
-    return segment.offer()
-
-
-@pytest.mark.parametrize("offer", REFUSED.values(), ids=REFUSED)
-def test_an_offer_that_cannot_be_taken_is_streamed(
-    service: ScriptedArrays,
-    client: SyncArrayClient,
-    branch: Branch,
-    segment: Segment,
-    offer: Callable[[Segment], list[TransportOffer]],
-) -> None:
-    for _ in range(2):
-        service.on_fetch(branch.first(transports=offer(segment)))
-        service.on_fetch(*branch.answer(100_000))
-    for _ in range(2):  # It is asked for again: the next file may be there.
-        equal(client.fetch(branch.reference()), branch)
-    assert [list(request.transports) for request in service.fetches] == [["memfd"], []] * 2
-
-
-@pytest.mark.parametrize("kind", ["directory", "pipe", "device"])
-def test_what_is_no_regular_file_is_not_opened(
-    service: ScriptedArrays, client: SyncArrayClient, branch: Branch, segment: Segment, kind: str
-) -> None:
-    if kind == "pipe":
-        found, other = os.pipe()
-    else:
-        found, other = os.open("/dev/full" if kind == "device" else "/", os.O_RDONLY), -1
-    try:
-        service.on_fetch(branch.first(transports=segment.offer(fd=str(found))))
-        service.on_fetch(*branch.answer(100_000))
-        equal(client.fetch(branch.reference()), branch)
-    finally:
-        os.close(found)
-        if other >= 0:
-            os.close(other)
-
-
-def test_a_file_that_cannot_be_opened_is_not_asked_for_again(
-    service: ScriptedArrays, client: SyncArrayClient, branch: Branch, segment: Segment
-) -> None:
-    service.on_fetch(branch.first(transports=segment.offer(fd="99999999")))
-    for _ in range(2):
-        service.on_fetch(*branch.answer(100_000))
-    for _ in range(2):
-        equal(client.fetch(branch.reference()), branch)
-    assert [list(request.transports) for request in service.fetches] == [["memfd"], [], []]
-
-
-def test_a_file_that_was_released_meanwhile_says_nothing_of_the_host(
-    service: ScriptedArrays, client: SyncArrayClient, branch: Branch, segment: Segment
-) -> None:
-    service.on_fetch(branch.first(transports=segment.offer(fd="99999999")))
-    service.on_fetch(End(grpc.StatusCode.NOT_FOUND, "ARRAYS_NOT_FOUND"))
-    service.on_fetch(branch.first(transports=segment.offer()))
-    with pytest.raises(ArraysNotFoundError):
-        client.fetch(branch.reference())
-    equal(client.fetch(branch.reference()), branch)
-    assert [list(request.transports) for request in service.fetches] == [["memfd"], [], ["memfd"]]
-
-
-def test_without_shared_memory_nothing_is_asked_for(
-    service: ScriptedArrays, branch: Branch, segment: Segment
-) -> None:
-    # What was not asked for is an offer for others: the pieces follow.
-    service.on_fetch(branch.first(transports=segment.offer()), *branch.answer(100_000)[1:])
-    with SyncArrayClient(shared_memory=False) as client:
-        equal(client.fetch(branch.reference()), branch)
-    assert list(service.fetches[0].transports) == []
-
-
-@pytest.mark.parametrize("more", [[piece(b"x")], [piece(b"")]])
-def test_pieces_after_the_offer_are_an_error(
-    service: ScriptedArrays, client: SyncArrayClient, branch: Branch, segment: Segment, more: list[Send]
-) -> None:
-    service.on_fetch(branch.first(transports=segment.offer()), *more)
-    with pytest.raises(ArrayProtocolError, match="after an offer"):
-        client.fetch(branch.reference())
-
-
-def test_memory_that_cannot_be_mapped_is_streamed(
+def test_memory_that_cannot_be_mapped_is_copied(
     service: ScriptedArrays,
     client: SyncArrayClient,
     branch: Branch,
@@ -271,20 +134,80 @@ def test_memory_that_cannot_be_mapped_is_streamed(
             ctypes.set_errno(12)
             return ctypes.c_void_p(-1).value
 
-    monkeypatch.setattr(array_map, "_libc", Full)
+    monkeypatch.setattr(array_pages, "libc", Full)
     service.on_fetch(branch.first(transports=segment.offer()))
-    service.on_fetch(*branch.answer(100_000))
-    equal(client.fetch(branch.reference()), branch)
+    found = client.fetch(branch.reference())
+    equal(found, branch)
+    assert not any(is_mapped(array) for array in found.values())
 
 
-def test_a_file_that_is_shorter_than_it_was_is_streamed(
+def test_of_very_many_arrays_the_last_are_copied(
     service: ScriptedArrays,
     client: SyncArrayClient,
     branch: Branch,
-    monkeypatch: pytest.MonkeyPatch,
     segment: Segment,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(os, "preadv", lambda *_: 0)
+    monkeypatch.setattr(array_pages, "_MAX_MAPPINGS", len(array_pages._mapped) + 2)
+    held = []
+    for _ in range(4):
+        service.on_fetch(branch.first(transports=segment.offer()))
+        held.append(client.fetch(branch.reference())["routed_experts"])
+    assert [is_mapped(array) for array in held] == [True, True, False, False]
+    held.clear()
+    gc.collect()
     service.on_fetch(branch.first(transports=segment.offer()))
-    service.on_fetch(*branch.answer(100_000))
+    assert is_mapped(client.fetch(branch.reference())["routed_experts"])
+
+
+@pytest.fixture(params=["a file on a disk", "a memfd that its worker can cut"])
+def loose(request: pytest.FixtureRequest, branch: Branch, segment: Segment) -> Iterator[Segment]:
+    """As the segment, but somebody may still change it, and make it shorter."""
+    with tempfile.TemporaryFile() as disk:
+        fd = disk.fileno() if "disk" in request.param else os.memfd_create("test", os.MFD_CLOEXEC)
+        os.pwrite(fd, os.pread(segment.fd, segment.size, 0), 0)
+        yield Segment(fd, segment.size, segment.parts)
+        if fd != disk.fileno():
+            os.close(fd)
+
+
+def test_a_file_that_may_become_shorter_is_copied(
+    service: ScriptedArrays, client: SyncArrayClient, branch: Branch, loose: Segment
+) -> None:
+    service.on_fetch(branch.first(transports=loose.offer()))
+    found = client.fetch(branch.reference())
+    assert not any(is_mapped(array) for array in found.values())
+    os.ftruncate(loose.fd, 4096)  # Who had it mapped would be killed by reading.
+    equal(found, branch)
+
+
+def test_of_a_file_that_may_change_the_checksum_is_checked(
+    service: ScriptedArrays, client: SyncArrayClient, branch: Branch, loose: Segment
+) -> None:
+    os.pwrite(loose.fd, b"other", 4096)
+    service.on_fetch(branch.first(transports=loose.offer()))
+    with pytest.raises(ArraysCorruptError, match="CRC-32C"):
+        client.fetch(branch.reference())
+
+
+def test_a_file_is_opened_before_its_fetch_ends(
+    service: ScriptedArrays, client: SyncArrayClient, branch: Branch, segment: Segment
+) -> None:
+    """The worker lets go of what was released when the fetch ends, and not before."""
+    offer = segment.offer(fd=str(os.dup(segment.fd)))
+    last = int(offer[0].parameters["fd"])
+    opened = threading.Event()
+
+    def until_opened() -> None:
+        while len(open_descriptors()) < 3:
+            assert time.monotonic() < late, "it was not opened while the fetch was open"
+            time.sleep(0.001)
+        os.close(last)
+        opened.set()
+
+    late = time.monotonic() + 10
+    watching = threading.Thread(target=until_opened)
+    watching.start()
+    service.on_fetch(branch.first(transports=offer), Wait(opened))
     equal(client.fetch(branch.reference()), branch)
+    watching.join()

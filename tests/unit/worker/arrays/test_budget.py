@@ -20,7 +20,13 @@ def test_memory_first_then_the_spill_folder_then_an_error_that_names_both() -> N
         budget.place(1)
     assert "1 bytes do not fit: 100 of 100 bytes of memory and 50 of 50 bytes of spill" in str(error.value)
     assert "--array-memory-bytes" in str(error.value)
+    assert "release arrays that were fetched, raise --array-memory-bytes" in str(error.value)
+    assert "local workers of a broker: ENV_WORKER_ARRAY_MEMORY_BYTES" in str(error.value)
     assert "--array-spill-dir" in str(error.value)
+    with pytest.raises(ArrayBudgetExceededError) as error:
+        budget.place(101)
+    assert "each limit is below one such trace; raise --array-memory-bytes" in str(error.value)
+    assert "release" not in str(error.value), "that would not help"
     assert held(budget) == (100, 50)
 
 
@@ -38,8 +44,10 @@ def test_nothing_is_freed_that_is_not_held() -> None:
         with pytest.raises(ValueError, match="freed, but only"):
             budget.free(medium, size)  # type: ignore[arg-type]
     assert held(budget) == (4, 0)
-    with pytest.raises(ValueError, match="none is open"):
-        budget.unreserve()
+    room = budget.reserve()
+    budget.unreserve(room)
+    with pytest.raises(ValueError, match="no such reservation is open"):
+        budget.unreserve(room)
 
 
 def test_segments_are_bounded_too() -> None:
@@ -69,19 +77,71 @@ def test_a_run_reserves_as_much_as_the_largest_recent_episode_took() -> None:
     budget.note(30, 1)
     budget.note(5, 1)
     medium = budget.place(30)
-    budget.reserve()
-    budget.reserve()
+    rooms = [budget.reserve(), budget.reserve()]
     assert budget.reserved == 60
     with pytest.raises(ArrayBudgetError) as error:
         budget.reserve()
-    assert (error.value.value, error.value.limit) == (120, 100)
+    assert (error.value.value, error.value.limit) == (30 + 10 + 3 * 30, 100), "10 of spill are of no use"
     assert "30 of 60 bytes of memory and 0 of 40 bytes of spill are held" in str(error.value)
-    assert "for each of 2 other runs 30 are reserved" in str(error.value)
+    assert "one more run, 30 bytes in one medium as the largest recent episode took: " in str(error.value)
+    assert "are held, and 2 admitted runs may take as much each; release" in str(error.value)
     assert budget.reservations == 2
     budget.free(medium, 30)
+    rooms.append(budget.reserve())
+    assert budget.reserved == 90
+    for room in rooms:
+        budget.unreserve(room)
+    assert budget.reserved == 0
+
+
+@pytest.mark.parametrize(("memory", "spill", "runs"), [(10, 10, 2), (11, 1, 1), (5, 30, 5)])
+def test_what_is_left_of_two_media_is_no_room_together(memory: int, spill: int, runs: int) -> None:
+    budget = ArrayBudget(memory, spill, 1000)
+    budget.note(6, 1)
+    for _ in range(runs):
+        budget.reserve()
+    with pytest.raises(ArrayBudgetError) as error:
+        budget.reserve()
+    assert error.value.value > error.value.limit == memory + spill
+    for _ in range(runs):
+        budget.place(6)
+
+
+def test_an_episode_that_lay_in_several_media_does_not_refuse_all_others() -> None:
+    budget = ArrayBudget(10, 10, 1000)
+    media = [budget.place(8), budget.place(8)]
+    budget.note(16, 2)
+    with pytest.raises(ArrayBudgetError):
+        budget.reserve()
+    for medium in media:
+        budget.free(medium, 8)
     budget.reserve()
-    budget.unreserve()
-    assert budget.reserved == 60
+
+
+def test_what_did_not_fit_counts_too_and_as_no_more_than_a_medium() -> None:
+    budget = ArrayBudget(100, 40, 1000)
+    medium = budget.place(60)
+    for size, counted in ((48, 48), (1000, 100)):
+        budget.note_failed(size, 1)
+        with pytest.raises(ArrayBudgetError, match="no room"):
+            budget.reserve()
+        budget.free(medium, 60)
+        room = budget.reserve()
+        assert room.bytes == counted
+        budget.unreserve(room)
+        medium = budget.place(60)
+
+
+def test_a_reservation_stands_for_its_size_also_when_that_is_not_recent_any_more() -> None:
+    budget = ArrayBudget(100, 0, 1000)
+    budget.note(60, 1)
+    room = budget.reserve()
+    for _ in range(RECENT_EPISODES):
+        budget.note(1, 1)
+    with pytest.raises(ArrayBudgetError):
+        budget.reserve()
+    budget.unreserve(room)
+    assert budget.reserve().bytes == 1
 
 
 def test_the_last_byte_may_be_reserved() -> None:
@@ -99,11 +159,12 @@ def test_a_large_episode_is_forgotten_after_so_many() -> None:
     budget.note(100, 7)
     for _ in range(RECENT_EPISODES - 1):
         budget.note(1, 1)
-    budget.reserve()
+    room = budget.reserve()
     with pytest.raises(ArrayBudgetError):
         budget.reserve()
+    budget.unreserve(room)
     budget.note(1, 1)
-    for _ in range(99):
+    for _ in range(100):
         budget.reserve()
     assert budget.reserved == 100
 

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 
 from env_worker.arrays import segment as segment_module
+from env_worker.arrays.cut import Cut, CutArray, Extent
 from env_worker.arrays.errors import (
     ArraysNotFoundError,
     FieldIncompleteError,
     TokenRangeError,
     UnknownFieldError,
 )
+from env_worker.arrays.fetch import is_scattered
+from env_worker.arrays.pieces import Pieces
 from tests.helpers.array_episodes import (
     HOME,
     ROW_BYTES,
+    add_answer,
     expected_body,
     is_empty,
     keys,
@@ -78,6 +84,54 @@ def test_pieces_have_exactly_their_size_and_span_arrays(size: int) -> None:
         assert pieces == [body[start : start + size] for start in range(0, len(body), size)]
     with store.open(keys(episode)[0], (), 0, None) as fetch, pytest.raises(ValueError, match="size is 0"):
         next(fetch.pieces(0))
+
+
+async def test_a_piece_of_very_many_parts_is_read_in_a_thread() -> None:
+    """Thousands of reads one by one would hold the loop up for 10 ms."""
+    store = new_store()
+    episode, forks = new_episode(), 200
+    trace = episode.traces[0]
+    parent: int | None = None
+    for number in range(forks):
+        parent, _ = (add_answer(trace, parent, 1, seed=number) for _ in range(2))
+    store.keep(episode)
+    readers: list[str] = []
+
+    def read(_: int, length: int) -> bytes:
+        readers.append(threading.current_thread().name)
+        return bytes(length)
+
+    with ThreadPoolExecutor(1, "reading") as threads:
+        for reference, scattered in ((references(episode)[-1], True), (references(episode)[0], False)):
+            with store.open(reference["key"], (), 0, None) as fetch:
+                assert fetch.scattered is scattered
+                body, pieces = b"", Pieces(fetch, threads)
+                while (piece := await pieces.next()) is not None:
+                    body += piece
+                assert body == expected_body(episode, reference)
+                fetch.read = read  # type: ignore[method-assign]
+                await Pieces(fetch, threads).next()
+            assert all(name.startswith("reading") is scattered for name in readers)
+            assert readers
+            readers.clear()
+
+
+@pytest.mark.parametrize(
+    ("lengths", "scattered"),
+    [
+        ([], False),
+        ([1] * 64, False),
+        ([1] * 66, True),
+        ([2**20] * 500, False),
+        ([2**14 + 1] * 500, False),
+        ([2**14 - 1] * 500, True),
+        ([2**30, *[4] * 66], True),
+        ([2**30, *[4] * 30, 2**30, *[4] * 30, 2**30], False),
+    ],
+)
+def test_what_counts_is_how_many_parts_one_piece_has(lengths: list[int], scattered: bool) -> None:
+    arrays = tuple(CutArray("x", "u1", (length,), length, (Extent(0, length),)) for length in lengths)
+    assert is_scattered(Cut(arrays, sum(lengths), 0)) is scattered
 
 
 def test_a_closed_fetch_reads_nothing_more() -> None:

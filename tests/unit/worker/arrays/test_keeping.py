@@ -41,6 +41,8 @@ from tests.helpers.array_episodes import (
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from env_worker.arrays.writer import Put
+
 
 def test_every_branch_is_kept_and_named_by_a_reference() -> None:
     store, episode = new_store(), new_episode(traces=2, branches=3)
@@ -146,7 +148,7 @@ def test_an_episode_that_does_not_fit_is_refused_whole_and_evicts_nothing() -> N
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE, errno.ENOMEM, errno.EIO])
-@pytest.mark.parametrize("call", ["memfd_create", "posix_fallocate"])
+@pytest.mark.parametrize("call", ["memfd_create", "pwrite", "posix_fallocate"])
 def test_a_system_without_room_is_a_clear_error_and_nothing_is_left(
     call: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,11 +175,11 @@ def test_a_system_without_room_is_a_clear_error_and_nothing_is_left(
 def test_whatever_raises_in_the_midst_of_it_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     store, before, write, calls = new_store(), open_segments(), TraceLayout.write, []
 
-    def broken(layout: TraceLayout, buffer: memoryview) -> None:
+    def broken(layout: TraceLayout, put: Put) -> None:
         calls.append(layout)
         if len(calls) == 2:
             raise KeyboardInterrupt
-        write(layout, buffer)
+        write(layout, put)
 
     monkeypatch.setattr(TraceLayout, "write", broken)
     episode = new_episode(traces=3)
@@ -230,6 +232,23 @@ def test_holes_are_counted_by_trace_and_never_given_out() -> None:
         assert "routed_experts" not in [array.name for array in fetch.cut.arrays]
     with store.open(whole["key"], (), 0, None) as fetch:
         assert fetch.cut.arrays[0].name == "routed_experts"
+
+
+def test_a_kind_of_hole_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    store = new_store()
+    for number in range(4):
+        episode = new_episode(str(number), branches=1 + number)
+        if number:
+            episode.traces[0].nodes[0].routed_experts = None
+        store.keep(episode)
+    [told] = [record.getMessage() for record in caplog.records]
+    assert "episode=eeeeeeee trace=trace-0 kept with a hole: routed_experts is not served" in told
+    assert "node 0 of 2 tokens has no routed_experts" in told
+    assert "envtrio_arrays_incomplete_fields_total" in told
+    absent = Episode("f" * 32, "test", {})
+    absent.new_trace().add_node(Message("assistant"), range(3), sampled=True)
+    store.keep(absent)
+    assert len(caplog.records) == 4, "one for each field: this reason is another"
 
 
 def test_a_trace_without_any_array_still_says_why() -> None:

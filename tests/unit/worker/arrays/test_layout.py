@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +15,7 @@ from env_worker.arrays.branch import StoredArray
 from env_worker.arrays.column import STEP_BYTES
 from env_worker.arrays.layout import HEADER_BYTES, TraceLayout
 from env_worker.domain import TRAINING_ARRAY_FIELDS, Message, SamplingMask, TopLogprobs, Trace
+from tests.helpers.array_episodes import put_into
 
 if TYPE_CHECKING:
     from env_worker.arrays.branch import BranchLayout
@@ -54,7 +57,7 @@ class Written:
     def __init__(self, trace: Trace, fields: list[str] | None = None) -> None:
         self.layout = TraceLayout.of(trace, TRAINING_ARRAY_FIELDS if fields is None else fields)
         self.bytes = bytearray(self.layout.size)
-        self.layout.write(memoryview(self.bytes))
+        self.layout.write(put_into(self.bytes))
         self.reads: list[int] = []
 
     def read(self, offset: int, length: int) -> bytes:
@@ -245,23 +248,58 @@ def test_the_arrays_are_let_go_of_when_they_are_written() -> None:
     del node
     trace.drop_arrays()
     assert all(reference() is not None for reference in held)
-    buffer = bytearray(layout.size)
-    layout.write(memoryview(buffer))
+    layout.write(put_into(bytearray(layout.size)))
     assert all(reference() is None for reference in held)
-    buffer.clear()  # BufferError if the layout held on to it
 
 
-def test_a_layout_is_written_once_into_a_buffer_that_it_fits() -> None:
+def test_a_layout_is_written_once() -> None:
     trace = Trace("trace-0")
     add(trace, None, experts(3))
     layout = TraceLayout.of(trace, ROUTING)
-    with pytest.raises(ValueError, match=r"buffer of 4107 bytes; give a writable one of 4108"):
-        layout.write(memoryview(bytearray(layout.size - 1)))
-    with pytest.raises(ValueError, match=r"read-only buffer of 4108 bytes"):
-        layout.write(memoryview(bytes(layout.size)))
-    layout.write(memoryview(bytearray(layout.size)))
+    layout.write(put_into(bytearray(layout.size)))
     with pytest.raises(ValueError, match="written before"):
-        layout.write(memoryview(bytearray(layout.size)))
+        layout.write(put_into(bytearray(layout.size)))
+
+
+def test_a_large_array_is_put_in_pieces_from_where_it_is() -> None:
+    """And one that is not in order, or of a narrower dtype, takes no more memory than a piece."""
+    trace = Trace("trace-0")
+    arrays = [experts(200_000), experts(400_000)[::2], np.broadcast_to(experts(1), (200_000, 2, 2))]
+    for array in arrays:
+        add(trace, None, array)
+    layout = TraceLayout.of(trace, ROUTING)
+    pieces: list[tuple[int, bool]] = []
+
+    def put(offset: int, piece: memoryview) -> None:
+        pieces.append((len(piece), np.shares_memory(np.frombuffer(piece, np.uint8), arrays[0])))
+
+    tracemalloc.start()
+    try:
+        layout.write(put)
+        assert tracemalloc.get_traced_memory()[1] < 4 * STEP_BYTES
+    finally:
+        tracemalloc.stop()
+    assert sum(size for size, _ in pieces) == 3 * 800_000
+    assert max(size for size, _ in pieces) <= STEP_BYTES
+    assert [shared for _, shared in pieces] == [True] * 4 + [False] * 8
+
+
+def test_of_a_node_a_written_layout_holds_few_bytes() -> None:
+    """Nodes may hold but one token each, and what is known of them is in no budget."""
+    trace, nodes = Trace("trace-0"), 4_000
+    for branch in range(4):
+        parent = None
+        for _ in range(nodes // 4):
+            parent = add_sampled(trace, parent, [1])
+        assert parent == (branch + 1) * nodes // 4 - 1
+    tracemalloc.start()
+    try:
+        written = Written(trace)
+        written.bytes.clear()
+        gc.collect()
+        assert tracemalloc.get_traced_memory()[0] < 200 * nodes
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from tests.helpers.clock import FakeClock
 
 if TYPE_CHECKING:
     from env_worker.arrays.store import ArrayStore
+    from env_worker.arrays.writer import Put
     from env_worker.domain import Episode
 
 LEASE = 10.0
@@ -115,10 +116,10 @@ def test_a_keep_under_way_does_not_expire(
 ) -> None:
     write, episode = TraceLayout.write, new_episode("1")
 
-    def slowly(layout: TraceLayout, buffer: memoryview) -> None:
+    def slowly(layout: TraceLayout, put: Put) -> None:
         clock.advance(5 * LEASE)
         assert store.expire() == 0
-        write(layout, buffer)
+        write(layout, put)
 
     monkeypatch.setattr(TraceLayout, "write", slowly)
     store.keep(episode)

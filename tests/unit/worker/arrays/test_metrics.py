@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 import sys
 import threading
 import urllib.request
 from collections import Counter
+from contextlib import ExitStack, suppress
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.parser import text_string_to_metric_families
 
 from env_worker import ArrayKeeper
 from env_worker.arrays.metrics import MetricsServer, WorkerCollector
+from env_worker.arrays.scrapes import MAX_CONNECTIONS, MAX_SECONDS, ScrapeServer
 from env_worker.arrays.stats import ArrayStats
 from env_worker.config import SettingsError, WorkerSettings
 from env_worker.listening import ServerStartError
@@ -144,6 +149,64 @@ def test_names_and_ipv6_are_served(listen: str) -> None:
         server.close()
 
 
+def connected(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=10)
+
+
+def served(thread: threading.Thread) -> bool:
+    return "process_request_thread" in thread.name
+
+
+def test_who_sends_nothing_costs_no_more_than_a_few_threads_and_not_for_long() -> None:
+    now = [0.0]
+    app = make_wsgi_app(CollectorRegistry())
+    server = ScrapeServer("127.0.0.1", 0, app, clock=lambda: now[0])
+    address = f"127.0.0.1:{server.server_port}"
+    try:
+        with ExitStack() as stack:
+            silent = [stack.enter_context(connected(address)) for _ in range(MAX_CONNECTIONS)]
+            silent[0].sendall(b"GET /metrics HTTP/1.1\r\n")
+            for _ in range(3):
+                with connected(address) as beyond:
+                    assert beyond.recv(1) == b"", "it is closed at once"
+            threads = [thread for thread in threading.enumerate() if served(thread)]
+            assert len(threads) == MAX_CONNECTIONS
+            now[0] = MAX_SECONDS
+            assert all(connection.recv(4096) == b"" for connection in silent)
+            for thread in threads:
+                thread.join(10)
+        assert read(address) == {}
+    finally:
+        server.close()
+
+
+def test_the_end_of_the_server_ends_what_is_under_way() -> None:
+    before = set(threading.enumerate())
+    server = MetricsServer("127.0.0.1:0")
+    with connected(server.address) as silent:
+        silent.sendall(b"GET /metrics")
+        assert read(server.address) == {}, "so the other was accepted too"
+        server.close()
+        with suppress(ConnectionResetError):
+            assert silent.recv(1) == b""
+    for thread in set(threading.enumerate()) - before:
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def test_who_hangs_up_leaves_nothing_on_standard_error(
+    server: MetricsServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for said in (b"", b"GET /metrics HTTP/1.1\r\n", b"GET /metrics HTTP/1.1\r\n\r\n", b"\0" * 9000 + b"\n\n"):
+        hasty = connected(server.address)
+        hasty.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # it ends with a reset
+        hasty.sendall(said)
+        hasty.close()
+    assert read(server.address) == {}
+    assert capfd.readouterr() == ("", "")
+
+
 def test_without_the_extra_the_message_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(SettingsError, match=r"--metrics is 127\.0\.0\.1:0.*pip install 'envtrio\[metrics\]'"):
@@ -152,7 +215,7 @@ def test_without_the_extra_the_message_says_how_to_install_it(monkeypatch: pytes
 
 def serving() -> set[threading.Thread]:
     """The threads of all servers for metrics."""
-    return {thread for thread in threading.enumerate() if "serve_forever" in thread.name}
+    return {thread for thread in threading.enumerate() if thread.name == "metrics"}
 
 
 async def test_a_worker_shows_what_it_did_until_it_ends() -> None:

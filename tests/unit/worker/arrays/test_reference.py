@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pytest
 
-from env_worker.arrays.branch import BranchLayout, StoredArray
+from env_worker.arrays.branch import StoredArray
 from env_worker.arrays.layout import TraceLayout
-from env_worker.arrays.reference import MAX_REFERENCE_BYTES, make_reference
+from env_worker.arrays.reference import MAX_ADDRESS_BYTES, MAX_REFERENCE_BYTES, check_address, make_reference
 from env_worker.domain import TRAINING_ARRAY_FIELDS, JsonObject, Message, SamplingMask, Trace
+
+if TYPE_CHECKING:
+    from env_worker.arrays.branch import BranchLayout
 
 INSTANCE, KEY = "a" * 32, "b" * 32
 LONGEST_HOST = "x" * 253 + ":65535"
@@ -33,10 +38,8 @@ def branch() -> BranchLayout:
 
 def with_arrays(arrays: tuple[StoredArray, ...], incomplete: dict[str, str]) -> BranchLayout:
     """A branch that says so of itself."""
-    found = branch()
-    for name, value in {"arrays": arrays, "incomplete": incomplete, "tokens": 2**40}.items():
-        setattr(found, name, value)
-    return found
+    found = SimpleNamespace(leaf=2**31, tokens=2**40, sampled=2**40, arrays=arrays, incomplete=incomplete)
+    return cast("BranchLayout", found)
 
 
 def size(reference: JsonObject) -> int:
@@ -106,6 +109,14 @@ def test_an_absurd_address_is_refused() -> None:
         ValueError, match=r"1800 characters has \d+ bytes over the limit of 1023.*--advertise"
     ):
         make_reference(branch(), instance=INSTANCE, address="x" * 1800, key=KEY)
+
+
+def test_an_address_is_checked_before_anything_is_kept() -> None:
+    check_address(LONGEST_HOST)
+    assert len(LONGEST_HOST) == MAX_ADDRESS_BYTES
+    for address, size in (("x" * 260, 260), ("é" * 50, 300), ("x" * 1800, 1800)):
+        with pytest.raises(ValueError, match=rf"takes {size} bytes.*1023.* for 259; .*--advertise"):
+            check_address(address)
 
 
 @pytest.mark.parametrize("extra", range(8))

@@ -34,6 +34,8 @@ from tests.helpers.array_episodes import (
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from env_worker.arrays.writer import Put
+
 UNKNOWN = "f" * 32
 
 
@@ -98,6 +100,27 @@ def test_reservations_are_refused_where_no_room_is_left_and_come_back() -> None:
     store.release(keys(episode))
     store.reserve()
     assert store.stats().reservations == 3
+
+
+def test_runs_are_admitted_no_more_where_one_like_them_did_not_fit() -> None:
+    store = new_store(memory_bytes=3 * SMALL)
+    held = new_episode("1")
+    store.keep(held)
+    store.reserve().close()
+    with pytest.raises(ArrayBudgetExceededError):
+        store.keep(new_episode("2", traces=3))
+    assert store.stats().held_bytes == SMALL
+    with pytest.raises(ArrayBudgetError, match=f"one more run.* {3 * SMALL} "):
+        store.reserve()
+    store.release(keys(held))
+    store.reserve()
+
+
+def test_references_must_have_room_for_the_workers_address() -> None:
+    store = ArrayStore(ArrayLimits(1))
+    with pytest.raises(ValueError, match=r"takes 260 bytes, .* room for 259"):
+        store.attach(Home("a1" * 16, "x" * 260), ArrayLimits(1))
+    assert store.home is None
 
 
 def test_a_segment_goes_with_its_last_branch() -> None:
@@ -186,8 +209,8 @@ def test_what_is_discarded_while_it_is_kept_is_not_kept(monkeypatch: pytest.Monk
     """The worker never does that; whoever does gets no arrays that nobody can free."""
     store, episode, write = new_store(), new_episode(), TraceLayout.write
 
-    def discarded_meanwhile(layout: TraceLayout, buffer: memoryview) -> None:
-        write(layout, buffer)
+    def discarded_meanwhile(layout: TraceLayout, put: Put) -> None:
+        write(layout, put)
         store.discard(episode.id)
 
     monkeypatch.setattr(TraceLayout, "write", discarded_meanwhile)
@@ -212,10 +235,10 @@ def test_the_lock_is_free_while_bytes_are_written(monkeypatch: pytest.MonkeyPatc
     store.keep(held)
     begun, go_on, write = threading.Event(), threading.Event(), TraceLayout.write
 
-    def waiting(layout: TraceLayout, buffer: memoryview) -> None:
+    def waiting(layout: TraceLayout, put: Put) -> None:
         begun.set()
         assert go_on.wait(20)
-        write(layout, buffer)
+        write(layout, put)
 
     monkeypatch.setattr(TraceLayout, "write", waiting)
     with ThreadPoolExecutor(1) as pool:
