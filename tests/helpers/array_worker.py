@@ -10,9 +10,9 @@ import grpc
 
 from env_worker.config import WorkerSettings
 from env_worker.server import WorkerServer
-from tests.helpers.array_service import ArrayCalls
+from tests.helpers.array_service import NARROW, ArrayCalls
 from tests.helpers.history import History
-from tests.helpers.stub_client import OPTIONS, StubClient
+from tests.helpers.stub_client import StubClient
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -38,7 +38,7 @@ async def array_worker(hook: EpisodeHook | None, **settings: Any) -> AsyncIterat
     try:
         async with (
             StubClient(server.address, History()) as client,
-            grpc.aio.insecure_channel(server.address, options=OPTIONS) as channel,
+            grpc.aio.insecure_channel(server.address, options=NARROW) as channel,
         ):
             yield ArrayWorker(server, ArrayCalls(channel), client)
     finally:
