@@ -88,7 +88,7 @@ bench-slow-reader: $(VENV)/.installed-dev ## What a client that reads nothing co
 bench-isolate: $(VENV)/.installed-dev ## What a process for each run costs, as ratios
 	$(BIN)/python -m benchmarks.isolate_cost
 
-bench-arrays: $(VENV)/.installed-dev ## What training arrays cost orchestrator and broker, and how fast a trainer gets them. About 6 minutes
+bench-arrays: $(VENV)/.installed-dev ## What training arrays cost orchestrator and broker, and how fast a trainer gets them. About 2 minutes
 	$(BIN)/python -m benchmarks.arrays --table benchmarks/arrays.md
 
 protos: | $(VENV)/bin/python ## Regenerate the stubs
