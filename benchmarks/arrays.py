@@ -52,8 +52,8 @@ _OTHERS_NICE: Final = 10
 HEADER: Final = """<!-- Written by `make bench-arrays`. -->
 # Training arrays, measured
 
-Ratios within one run are what counts. The {cores} cores are shared by orchestrator, broker, worker, trainer and
-the benchmark: what the first two wait for a core is in their lag.
+Ratios within one run are what counts. The {cores} cores are shared by orchestrator, broker, worker, trainer
+and the benchmark: what the first two wait for a core is in their lag.
 """
 
 
