@@ -103,7 +103,7 @@ CLIENT_SESSIONS: Final = (
     Mutant(
         "client: a confirmation is repeated forever",
         TABLE,
-        "            if now - entry.asked_at < self.window_seconds:",
+        "            if now < entry.asked_at + self.window_seconds:",
         "            if True:",
         (f"{TABLE_TESTS}::test_expires_at_the_end_of_its_window",),
     ),
