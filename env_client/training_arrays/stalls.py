@@ -83,10 +83,11 @@ class Stalls:
 
     def _add(self, wait: _Wait) -> None:
         with self._changed:
-            self._waits.add(wait)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._watch, name="envtrio-stalls", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._watch, name="envtrio-stalls", daemon=True)
+                thread.start()
+                self._thread = thread
+            self._waits.add(wait)
 
     def _watch(self) -> None:
         while True:

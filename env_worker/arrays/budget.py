@@ -111,10 +111,11 @@ class ArrayBudget:
     def note_failed(self, size: int, segments: int) -> None:
         """An episode was not kept because it did not fit.
 
-        It counts as one that just fits into an empty medium: a single one that never fits must not have all
-        others refused for good.
+        One that would not fit into an empty medium does not count: nothing can be refused to make room for
+        it, and all others would be refused for as long as it is remembered.
         """
-        self.note(min(size, max(self.limits.values())), min(segments, self.max_segments))
+        if size <= max(self.limits.values()) and segments <= self.max_segments:
+            self.note(size, segments)
 
     def reserve(self) -> Room:
         """Reserve room for one more run: as much as the largest recent episode took, to be given back.

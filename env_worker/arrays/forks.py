@@ -18,6 +18,8 @@ _gate = threading.Condition()
 """A fork holds it."""
 _changes = 0
 """Descriptors that are being opened or closed right now, so that the set does not tell the truth."""
+_forks = 0
+"""Forks that wait for those: no further change begins before them, or a fork would wait for ever."""
 
 
 def open_unshared(opener: Callable[[], int]) -> int:
@@ -29,8 +31,8 @@ def open_unshared(opener: Callable[[], int]) -> int:
 
 
 def close_unshared(fd: int) -> None:
-    """Close a descriptor of `open_unshared`."""
-    with _change():
+    """Close a descriptor of `open_unshared`. It is free again also where a disk refuses."""
+    with _change(), contextlib.suppress(OSError):
         _kept_back.discard(fd)
         os.close(fd)
 
@@ -39,6 +41,7 @@ def close_unshared(fd: int) -> None:
 def _change() -> Iterator[None]:
     global _changes
     with _gate:
+        _gate.wait_for(lambda: not _forks, _PATIENCE_SECONDS)
         _changes += 1
     try:
         yield
@@ -49,17 +52,22 @@ def _change() -> Iterator[None]:
 
 
 def _before_fork() -> None:
+    global _forks
     _gate.acquire()
+    _forks += 1
     _gate.wait_for(lambda: not _changes, _PATIENCE_SECONDS)
 
 
 def _in_parent() -> None:
+    global _forks
+    _forks -= 1
+    _gate.notify_all()
     _gate.release()
 
 
 def _in_child() -> None:
-    global _gate, _changes
-    _gate, _changes = threading.Condition(), 0
+    global _gate, _changes, _forks
+    _gate, _changes, _forks = threading.Condition(), 0, 0
     while _kept_back:
         with contextlib.suppress(OSError):
             os.close(_kept_back.pop())

@@ -103,7 +103,9 @@ class Outflow:
                     await asyncio.sleep(0)  # it begins; and all others on this loop have their turn
                     ready = None
                     if self._taken_in <= BRISK_SECONDS:
+                        self._place.stalled_since = None  # what a disk takes is not the caller's fault
                         ready = await _next_message(pieces)
+                        self._place.stalled_since = None if writing.done() else begun
                     if self._taken_in <= TURN_SECONDS:
                         await asyncio.wait((writing,), timeout=TURN_SECONDS)
                 await self._written(writing)

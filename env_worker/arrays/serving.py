@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 CAPABILITY: Final = "training-arrays"
+_OPENING: Final = 2
+"""Fetches of each medium that are opened at once."""
 EXPIRE_SECONDS: Final = 1.0
 """How often leases are looked at."""
 
@@ -65,6 +67,8 @@ class ArrayServing:
         self._stores: tuple[ArrayStore, ...] = ()
         self._threads: ArrayThreads | None = None
         """There where there are stores."""
+        # Fewer than there are threads, or the pieces of streams would wait for whatever is to be opened.
+        self._opening: Final = {spilled: asyncio.Semaphore(_OPENING) for spilled in (False, True)}
         self._expiry: Final = asyncio.get_running_loop().create_task(self._expire(), name="array-leases")
         self._expiry.add_done_callback(log_failure)
 
@@ -102,12 +106,13 @@ class ArrayServing:
         store, spilled = self._find(key)
         assert self._threads is not None
         threads = self._threads.of(spilled=spilled)
-        opening = threads.submit(_open, store, key, fields, start, end, offering)
-        try:
-            fetch, offer = await asyncio.wrap_future(opening)
-        except asyncio.CancelledError:
-            opening.add_done_callback(_close_unwanted)
-            raise
+        async with self._opening[spilled]:
+            opening = threads.submit(_open, store, key, fields, start, end, offering)
+            try:
+                fetch, offer = await asyncio.wrap_future(opening)
+            except asyncio.CancelledError:
+                opening.add_done_callback(_close_unwanted)
+                raise
         try:
             yield Fetching(fetch, offer, Pieces(fetch, threads))
         finally:

@@ -22,7 +22,7 @@ from env_client import (
 )
 from env_client.training_arrays import fetch, lost
 from env_client.training_arrays.lost import LostWorkers
-from env_client.training_arrays.stalls import Stalls
+from env_client.training_arrays.stalls import StalledError, Stalls
 from env_client.training_arrays.status import MAX_RENEWALS, Retries, is_refused
 from tests.helpers.clock import FakeClock
 from tests.helpers.scripted_arrays import INSTANCE, ScriptedArrays
@@ -131,6 +131,35 @@ def test_the_callers_own_time_is_no_stall() -> None:
     assert next(frames) == b"x"
     frames.close()
     assert call.cancels == 0
+
+
+def test_a_thread_that_could_not_be_started_is_started_for_the_next_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Call:
+        def __init__(self) -> None:
+            self.cancelled = threading.Event()
+
+        def __iter__(self) -> Iterator[bytes]:
+            return self
+
+        def __next__(self) -> bytes:
+            assert self.cancelled.wait(SECONDS), "nobody watches it"
+            raise grpc.RpcError
+
+        def cancel(self) -> None:
+            self.cancelled.set()
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    stalls = Stalls(0.01)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="new thread"):
+            next(stalls.frames(Call(), 0.05, 0.05))
+    with pytest.raises(StalledError):
+        next(stalls.frames(Call(), 0.05, 0.05))
 
 
 def test_the_limit_counts_anew_ten_times_only() -> None:

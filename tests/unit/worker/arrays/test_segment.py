@@ -8,18 +8,18 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from env_worker.arrays import segment as module
+from env_worker.arrays.forks import close_unshared, open_unshared
 from env_worker.arrays.segment import MAGIC, check_folder, nameless_file, write_segment
 from tests.helpers.array_episodes import PAGE, open_segments
 from tests.helpers.pools import ROOT
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from env_worker.arrays.writer import Put
 
 INSTANCE, ID = "a" * 32, "b" * 32
@@ -303,3 +303,42 @@ def test_a_child_that_is_forked_while_a_segment_comes_or_goes_has_none_of_it(
     command = [sys.executable, "-W", "ignore", "-c", RACING, call, str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=True)
     assert done.stdout.split() == ["0", "0"]
+
+
+def test_a_close_that_a_disk_refuses_lets_go_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system has freed the number, whatever it says."""
+    made, close = Made(), os.close
+
+    def fail(fd: int) -> None:
+        close(fd)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "close", fail)
+    assert made.segment.drop()
+    assert made.gone == 1
+
+
+def test_forks_come_beside_a_loop_of_segments() -> None:
+    """Each would wait its whole second, and its child would hold what was being opened or closed."""
+    over = threading.Event()
+
+    def churn() -> None:
+        while not over.is_set():
+            close_unshared(open_unshared(lambda: os.memfd_create("churn")))
+
+    threads = [threading.Thread(target=churn) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(10):
+            pid = os.fork()
+            if pid == 0:
+                links = [
+                    os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()
+                ]
+                os._exit(any("churn" in link for link in links))
+            assert os.waitpid(pid, 0)[1] == 0
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
