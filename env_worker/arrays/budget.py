@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 from env_worker.arrays.errors import ArrayBudgetError, ArrayBudgetExceededError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 Medium: TypeAlias = Literal["memory", "spill"]
 """Where a segment lies."""
@@ -108,14 +108,15 @@ class ArrayBudget:
         """An episode was kept that takes `size` bytes in so many segments."""
         self._recent.append(Room(size, segments))
 
-    def note_failed(self, size: int, segments: int) -> None:
-        """An episode was not kept because it did not fit.
+    def note_failed(self, sizes: Sequence[int]) -> None:
+        """An episode was not kept because its segments, of these sizes, did not fit.
 
-        One that would not fit into an empty medium does not count: nothing can be refused to make room for
-        it, and all others would be refused for as long as it is remembered.
+        One that would not fit if nothing were held does not count: no refusal can make room for it, and all
+        others would be refused for as long as it is remembered.
         """
-        if size <= max(self.limits.values()) and segments <= self.max_segments:
-            self.note(size, segments)
+        fits = max(sizes) <= max(self.limits.values()) and sum(sizes) <= self.capacity
+        if fits and len(sizes) <= self.max_segments:
+            self.note(sum(sizes), len(sizes))
 
     def reserve(self) -> Room:
         """Reserve room for one more run: as much as the largest recent episode took, to be given back.

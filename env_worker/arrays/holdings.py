@@ -102,7 +102,7 @@ class ArrayHoldings:
                 for trace in episode.traces:
                     self._budget.free(trace.medium, trace.size)
                 if isinstance(error, ArrayBudgetExceededError):
-                    self._budget.note_failed(sum(sizes), len(sizes))
+                    self._budget.note_failed(sizes)
                 self._table.failed(episode)
                 raise
             return episode

@@ -34,7 +34,7 @@ ARRAY_BUDGET: Final = (
     Mutant(
         "what did not fit is forgotten",
         HOLDINGS,
-        "                    self._budget.note_failed(sum(sizes), len(sizes))\n",
+        "                    self._budget.note_failed(sizes)\n",
         "                    pass\n",
         ("tests/unit/worker/arrays/test_store.py", BUDGET_MACHINE),
     ),

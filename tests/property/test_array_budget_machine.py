@@ -164,7 +164,8 @@ class ArrayBudgetMachine(RuleBasedStateMachine):
             with pytest.raises(ArrayBudgetExceededError):
                 self.store.keep(episode)
             self.counted.failed += 1
-            self.counted.recent.append(min(sum(sizes), max(MEMORY, SPILL)))
+            if max(sizes) <= max(MEMORY, SPILL) and sum(sizes) <= MEMORY + SPILL:
+                self.counted.recent.append(sum(sizes))
             return
         self.store.keep(episode)
         self.counted.kept += 1

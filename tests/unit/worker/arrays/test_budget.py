@@ -121,7 +121,7 @@ def test_an_episode_that_lay_in_several_media_does_not_refuse_all_others() -> No
 def test_what_did_not_fit_counts_too() -> None:
     budget = ArrayBudget(100, 40, 1000)
     medium = budget.place(60)
-    budget.note_failed(48, 1)
+    budget.note_failed([48])
     with pytest.raises(ArrayBudgetError, match="no room"):
         budget.reserve()
     budget.free(medium, 60)
@@ -130,11 +130,11 @@ def test_what_did_not_fit_counts_too() -> None:
     budget.unreserve(room)
 
 
-@pytest.mark.parametrize(("size", "segments"), [(101, 1), (1, 11)])
-def test_what_can_never_fit_has_nobody_else_refused(size: int, segments: int) -> None:
+@pytest.mark.parametrize("sizes", [[101], [90, 51], [1] * 11])
+def test_what_can_never_fit_has_nobody_else_refused(sizes: list[int]) -> None:
     budget = ArrayBudget(100, 40, 10)
     budget.note(20, 1)
-    budget.note_failed(size, segments)
+    budget.note_failed(sizes)
     budget.place(20)
     assert budget.reserve().bytes == 20
 
