@@ -174,10 +174,17 @@ async def test_a_silent_broker_is_left_after_the_lease() -> None:
 @pytest.mark.parametrize("code", sorted(registration._HOPELESS, key=str))
 async def test_a_refusal_that_would_repeat_itself_ends_the_worker(code: grpc.StatusCode) -> None:
     async with brokered() as (broker, worker, *_):
-        lease = await broker.lease()
-        lease.refusal = (code, "not you")
-        lease.over.set()
+
+        async def refuse() -> None:
+            # Each time: of a hello that meets a stream that has ended gRPC makes a status of its own.
+            while True:
+                lease = await broker.lease()
+                lease.refusal = (code, "not you")
+                lease.over.set()
+
+        refusing = asyncio.create_task(refuse())
         await asyncio.wait_for(worker.stop_wanted.wait(), 10)
+        refusing.cancel()
         assert worker.exit_code == EXIT_REFUSED
 
 
