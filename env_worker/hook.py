@@ -135,13 +135,22 @@ _stores: Final[dict[int, tuple[Callable[[], object], ArrayStore]]] = {}
 
 
 def array_store(hook: EpisodeHook | None) -> ArrayStore | None:
-    """The hook's `array_store`, the one that it had when it was read first; None where it has none. Raises
-    what reading the attribute raises.
+    """The hook's `array_store`, the one that it had when it was read first; None where it has none.
+
+    Raises the Exception that reading the attribute raises, and RuntimeError for what is none: it is the
+    user's code, and read on the event loop, which SystemExit would end.
     """
     key = id(hook)
     if (known := _stores.get(key)) is not None and known[0]() is hook:
         return known[1]
-    if (store := getattr(hook, "array_store", None)) is None:
+    try:
+        store = getattr(hook, "array_store", None)
+    except Exception:
+        raise
+    except BaseException as error:
+        what = f"reading array_store of {type(hook).__name__} raised {type(error).__name__}: {error}"
+        raise RuntimeError(f"{what}; make it a plain attribute") from error
+    if store is None:
         return None
     from env_worker.arrays.store import ArrayStore  # only where it is used: user modules import this one
 

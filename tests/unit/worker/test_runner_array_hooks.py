@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from env_worker.config import WorkerSettings
 from env_worker.domain import SamplingParams
-from env_worker.hook import set_episode_hook
+from env_worker.hook import array_store, set_episode_hook
 from env_worker.model.simulated import SimulatedModel
 from env_worker.port import RunPort
 from env_worker.run import RunSpec
@@ -145,4 +145,43 @@ async def test_a_hook_of_another_worker_that_was_set_meanwhile_fails_the_run_wit
             assert (before.kept, after.kept) == (0, 0)
             before.array_store.check()
         finally:
+            await scenario.runner.close()
+
+
+class LeavingHook(StoringHook):
+    """Its attribute raises what would end an event loop."""
+
+    leaves = False
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "array_store" and type(self).leaves:
+            raise SystemExit("out of here")
+        return super().__getattribute__(name)
+
+
+def reading(hook: EpisodeHook) -> None:
+    """Adopt a hook as a worker does, as far as that reads its attribute."""
+    array_store(hook)
+
+
+@pytest.mark.parametrize("raised_at", ["admission", "keep"])
+async def test_a_hook_whose_attribute_wants_to_leave_fails_its_run_alone(raised_at: str) -> None:
+    before, after = StoringHook(), LeavingHook()
+    with hook_set(before if raised_at == "keep" else after):
+        scenario = Scenario(adopt=reading)
+        LeavingHook.leaves = True
+        try:
+            if raised_at == "admission":
+                with pytest.raises(Refusal, match="SystemExit: out of here") as refused:
+                    scenario.start()
+                assert refused.value.reason_name == "HOOK_FAILED"
+                assert len(scenario.runner.table) == 0
+            else:
+                scenario.start()
+                set_episode_hook(after)
+                assert await scenario.finish() == "HOOK_FAILED"
+                assert (before.kept, after.kept) == (0, 0)
+                before.array_store.check()
+        finally:
+            LeavingHook.leaves = False
             await scenario.runner.close()
