@@ -73,6 +73,7 @@ class TrainingArrayServiceServicer(object):
         has read nothing for some seconds; try again as RetryInfo says.
         DEADLINE_EXCEEDED    DEADLINE: the caller's deadline passed, or it has read nothing for a minute. Fetch again.
         UNIMPLEMENTED        the worker's hook keeps no arrays that it could serve.
+        INTERNAL             INTERNAL: a fault of the worker, as of its spill disk. Try again; read the worker's log.
         UNAVAILABLE          the worker cannot be reached. A fetch is idempotent: try again, within a bound.
         UNAUTHENTICATED      UNAUTHENTICATED: send the right token.
         """
