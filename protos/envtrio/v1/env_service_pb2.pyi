@@ -508,7 +508,7 @@ Global___Limits: typing_extensions.TypeAlias = Limits
 
 @typing.final
 class SessionRequest(google.protobuf.message.Message):
-    """A frame from the client of a session."""
+    """A frame from the client of a session, and maybe more of them: a message costs more than what it carries."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -517,6 +517,8 @@ class SessionRequest(google.protobuf.message.Message):
     GOODBYE_FIELD_NUMBER: builtins.int
     OPEN_RUN_FIELD_NUMBER: builtins.int
     RUN_CREDIT_FIELD_NUMBER: builtins.int
+    LEAVE_RUN_FIELD_NUMBER: builtins.int
+    MORE_FIELD_NUMBER: builtins.int
     @property
     def open(self) -> Global___SessionOpen:
         """First, once."""
@@ -537,6 +539,16 @@ class SessionRequest(google.protobuf.message.Message):
     def run_credit(self) -> Global___RunCredit:
         """Allows the server to send more of one run."""
 
+    @property
+    def leave_run(self) -> Global___LeaveRun:
+        """Gives up one run, as ending its call gives up a Run."""
+
+    @property
+    def more(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SessionRequest]:
+        """Further frames, at most 1,024, as if each had been sent by itself after this one, in order. They have no `more`, and
+        none of them is `open`.
+        """
+
     def __init__(
         self,
         *,
@@ -545,16 +557,18 @@ class SessionRequest(google.protobuf.message.Message):
         goodbye: Global___SessionGoodbye | None = ...,
         open_run: Global___OpenRun | None = ...,
         run_credit: Global___RunCredit | None = ...,
+        leave_run: Global___LeaveRun | None = ...,
+        more: collections.abc.Iterable[Global___SessionRequest] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["confirm", b"confirm", "frame", b"frame", "goodbye", b"goodbye", "open", b"open", "open_run", b"open_run", "run_credit", b"run_credit"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["confirm", b"confirm", "frame", b"frame", "goodbye", b"goodbye", "open", b"open", "open_run", b"open_run", "run_credit", b"run_credit"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["frame", b"frame"]) -> typing.Literal["open", "confirm", "goodbye", "open_run", "run_credit"] | None: ...
+    def HasField(self, field_name: typing.Literal["confirm", b"confirm", "frame", b"frame", "goodbye", b"goodbye", "leave_run", b"leave_run", "open", b"open", "open_run", b"open_run", "run_credit", b"run_credit"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["confirm", b"confirm", "frame", b"frame", "goodbye", b"goodbye", "leave_run", b"leave_run", "more", b"more", "open", b"open", "open_run", b"open_run", "run_credit", b"run_credit"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["frame", b"frame"]) -> typing.Literal["open", "confirm", "goodbye", "open_run", "run_credit", "leave_run"] | None: ...
 
 Global___SessionRequest: typing_extensions.TypeAlias = SessionRequest
 
 @typing.final
 class SessionResponse(google.protobuf.message.Message):
-    """A frame from the server of a session."""
+    """A frame from the server of a session, and maybe more of them."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -562,6 +576,8 @@ class SessionResponse(google.protobuf.message.Message):
     CONFIRM_ANSWERS_FIELD_NUMBER: builtins.int
     RUN_DATA_FIELD_NUMBER: builtins.int
     END_RUN_FIELD_NUMBER: builtins.int
+    RUN_ADMITTED_FIELD_NUMBER: builtins.int
+    MORE_FIELD_NUMBER: builtins.int
     @property
     def opened(self) -> Global___SessionOpened:
         """First, once."""
@@ -578,6 +594,14 @@ class SessionResponse(google.protobuf.message.Message):
     def end_run(self) -> Global___EndRun:
         """The end of one run's stream."""
 
+    @property
+    def run_admitted(self) -> Global___RunAdmitted:
+        """A run was admitted, as Run says by its initial metadata."""
+
+    @property
+    def more(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SessionResponse]:
+        """Further frames, as if each had been sent by itself after this one, in order. They have no `more`."""
+
     def __init__(
         self,
         *,
@@ -585,10 +609,12 @@ class SessionResponse(google.protobuf.message.Message):
         confirm_answers: Global___ConfirmAnswers | None = ...,
         run_data: Global___RunData | None = ...,
         end_run: Global___EndRun | None = ...,
+        run_admitted: Global___RunAdmitted | None = ...,
+        more: collections.abc.Iterable[Global___SessionResponse] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["confirm_answers", b"confirm_answers", "end_run", b"end_run", "frame", b"frame", "opened", b"opened", "run_data", b"run_data"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["confirm_answers", b"confirm_answers", "end_run", b"end_run", "frame", b"frame", "opened", b"opened", "run_data", b"run_data"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["frame", b"frame"]) -> typing.Literal["opened", "confirm_answers", "run_data", "end_run"] | None: ...
+    def HasField(self, field_name: typing.Literal["confirm_answers", b"confirm_answers", "end_run", b"end_run", "frame", b"frame", "opened", b"opened", "run_admitted", b"run_admitted", "run_data", b"run_data"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["confirm_answers", b"confirm_answers", "end_run", b"end_run", "frame", b"frame", "more", b"more", "opened", b"opened", "run_admitted", b"run_admitted", "run_data", b"run_data"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["frame", b"frame"]) -> typing.Literal["opened", "confirm_answers", "run_data", "end_run", "run_admitted"] | None: ...
 
 Global___SessionResponse: typing_extensions.TypeAlias = SessionResponse
 
@@ -738,14 +764,14 @@ class OpenRun(google.protobuf.message.Message):
     TIMEOUT_MILLIS_FIELD_NUMBER: builtins.int
     CREDIT_BYTES_FIELD_NUMBER: builtins.int
     run_number: builtins.int
-    """The client's number for the run, unique and rising within the stream."""
+    """The client's number for the run, more than any before it in this stream."""
     timeout_millis: builtins.int
     """The run's deadline in milliseconds from now; absent: none."""
     credit_bytes: builtins.int
     """Bytes of `RunData.data` that the server may send at first."""
     @property
     def request(self) -> Global___RunRequest:
-        """What Run would carry."""
+        """What Run would carry, at most 1 MiB: a larger one would hold up the others, so send it by Run."""
 
     def __init__(
         self,
@@ -763,7 +789,9 @@ Global___OpenRun: typing_extensions.TypeAlias = OpenRun
 
 @typing.final
 class RunCredit(google.protobuf.message.Message):
-    """Allows the server to send more bytes of one run, so that a run that is not read holds up no other."""
+    """Allows the server to send more bytes of one run, so that a run that is not read holds up no other. Of a run that has
+    ended it means nothing.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -784,6 +812,44 @@ class RunCredit(google.protobuf.message.Message):
 Global___RunCredit: typing_extensions.TypeAlias = RunCredit
 
 @typing.final
+class LeaveRun(google.protobuf.message.Message):
+    """The client wants nothing more of a run: it is ended, as if the call of a Run had been. The server still sends its
+    end_run, and nothing else of it. Of a run that has ended it means nothing.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_NUMBER_FIELD_NUMBER: builtins.int
+    run_number: builtins.int
+    """The run."""
+    def __init__(
+        self,
+        *,
+        run_number: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["run_number", b"run_number"]) -> None: ...
+
+Global___LeaveRun: typing_extensions.TypeAlias = LeaveRun
+
+@typing.final
+class RunAdmitted(google.protobuf.message.Message):
+    """A run was admitted. Comes before its first data; a run that is refused ends without it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_NUMBER_FIELD_NUMBER: builtins.int
+    run_number: builtins.int
+    """The run."""
+    def __init__(
+        self,
+        *,
+        run_number: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["run_number", b"run_number"]) -> None: ...
+
+Global___RunAdmitted: typing_extensions.TypeAlias = RunAdmitted
+
+@typing.final
 class RunData(google.protobuf.message.Message):
     """A piece of one run's stream."""
 
@@ -794,8 +860,8 @@ class RunData(google.protobuf.message.Message):
     run_number: builtins.int
     """The run."""
     data: builtins.bytes
-    """One serialized DeltaStream (which may be several, joined). A server may send one message beyond the
-    credit, and then waits for more.
+    """One serialized DeltaStream (which may be several, joined). While any credit is left a server may send one,
+    whatever its size; then it waits until what it sent is covered.
     """
     def __init__(
         self,
@@ -809,7 +875,9 @@ Global___RunData: typing_extensions.TypeAlias = RunData
 
 @typing.final
 class EndRun(google.protobuf.message.Message):
-    """The end of one run's stream, the equivalent of a status."""
+    """The end of one run's stream, the equivalent of a status. A reply counts only with code OK here, which comes in a later
+    message than the reply's.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -218,9 +218,11 @@ class EnvServiceStub(typing.Generic[_EnvServiceRunType, _EnvServiceCancelType, _
     A confirmation and a Cancel of one run may meet: the first to reach the worker settles it, and both are answered
     accordingly. A run of a session that was never opened here, or of none, is decided by the window alone.
 
-    A server with the capability "session-runs" also carries runs in the session (open_run, run_data,
-    run_credit, end_run), each with the grammar, the commit point and the statuses of Run. A client MUST NOT
-    send open_run to a server without it.
+    A server with the capability "session-runs" also carries runs in the stream, many at once: each begins with
+    open_run and ends with one end_run, and has the grammar, the commit point and the statuses of Run. The end of the
+    stream is to them what the end of its call is to a Run. Which session a run belongs to is still said by its
+    RunRequest.session_id, be it this one, another or none. A client MUST NOT send open_run to a server without the
+    capability, and MUST read the stream at all times: what a run's reader is slow to take is held up by run_credit.
 
       OK                   after `goodbye`.
       INVALID_ARGUMENT     INVALID_REQUEST: a frame is malformed or out of order. The stream is over without a
@@ -355,9 +357,11 @@ class EnvServiceServicer(metaclass=abc.ABCMeta):
         A confirmation and a Cancel of one run may meet: the first to reach the worker settles it, and both are answered
         accordingly. A run of a session that was never opened here, or of none, is decided by the window alone.
 
-        A server with the capability "session-runs" also carries runs in the session (open_run, run_data,
-        run_credit, end_run), each with the grammar, the commit point and the statuses of Run. A client MUST NOT
-        send open_run to a server without it.
+        A server with the capability "session-runs" also carries runs in the stream, many at once: each begins with
+        open_run and ends with one end_run, and has the grammar, the commit point and the statuses of Run. The end of the
+        stream is to them what the end of its call is to a Run. Which session a run belongs to is still said by its
+        RunRequest.session_id, be it this one, another or none. A client MUST NOT send open_run to a server without the
+        capability, and MUST read the stream at all times: what a run's reader is slow to take is held up by run_credit.
 
           OK                   after `goodbye`.
           INVALID_ARGUMENT     INVALID_REQUEST: a frame is malformed or out of order. The stream is over without a
