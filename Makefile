@@ -38,6 +38,9 @@ $(VENV)/.installed-dev: $(VENV)/.installed-run
 	@echo "installing the test tools into $(VENV)"
 	@$(PIP) install --editable '.[progress,test,lint]'
 	@touch $@
+$(VENV)/.installed-bench: $(VENV)/.installed-run
+	@$(PIP) install --editable '.[progress,bench]'
+	@touch $@
 
 run: $(VENV)/.installed-run ## Run 32 reasoning tasks through a broker and two workers
 	@$(BIN)/python examples/demo.py
@@ -79,6 +82,11 @@ chaos: $(VENV)/.installed-dev ## Random faults under load for SECONDS=60 from SE
 fault-matrix: $(VENV)/.installed-dev ## Play the fault matrix, and write docs/fault_matrix.md from what passed
 	$(BIN)/python -m tests.helpers.fault_matrix
 
+PEER_PYTHON ?=
+BENCH ?=
+bench: $(VENV)/.installed-bench ## This pool and verifiers' side by side in one run: writes benchmarks/RESULTS.md. About 12 minutes
+	$(BIN)/python -m benchmarks.versus $(if $(PEER_PYTHON),--peer-python $(PEER_PYTHON)) $(BENCH)
+
 bench-confirm: $(VENV)/.installed-dev ## What a confirmation costs, as a ratio
 	$(BIN)/python -m benchmarks.confirm_cost
 
@@ -90,6 +98,9 @@ bench-isolate: $(VENV)/.installed-dev ## What a process for each run costs, as r
 
 bench-arrays: $(VENV)/.installed-dev ## What training arrays cost orchestrator and broker, and how fast a trainer gets them. About 2 minutes
 	$(BIN)/python -m benchmarks.arrays --table benchmarks/arrays.md
+
+bench-growth: $(VENV)/.installed-dev ## Does a turn cost more in long episodes, many runs, many workers? About 5 minutes
+	$(BIN)/python -m benchmarks.growth
 
 protos: | $(VENV)/bin/python ## Regenerate the stubs
 	$(BIN)/python protos/generate.py
@@ -118,6 +129,6 @@ test-compose: ## Build the image, bring the pool up, run the client, take it dow
 	$(MAKE) --no-print-directory up | tee /dev/stderr | grep -q '^32 of 32 runs have an outcome, 0 of them an exception'
 
 clean: ## Remove environments and caches
-	rm -rf $(VENV) .venv-protos build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-protos .bench build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
-.PHONY: help run test verify lint drift coverage soak mutants chaos fault-matrix bench-confirm bench-slow-reader bench-isolate bench-arrays protos docs release-image format up down test-compose clean
+.PHONY: help run test verify lint drift coverage soak mutants chaos fault-matrix bench bench-confirm bench-slow-reader bench-isolate bench-arrays bench-growth protos docs release-image format up down test-compose clean

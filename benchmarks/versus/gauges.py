@@ -1,0 +1,97 @@
+"""What the kernel knows of a process, and an event loop's lag. Linux, the standard library only."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+TICK_SECONDS: Final = 0.005
+_RESET_PEAK: Final = "5"
+_SS_SECONDS: Final = 10.0
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time of all threads of a process, to the nanosecond. OSError where there is no such process."""
+    # CPUCLOCK_SCHED of the process, as clock_getcpuclockid(3) makes it; /proc/PID/stat counts in 10 ms.
+    return time.clock_gettime((~pid << 3) | 2)
+
+
+def peak_mb(pid: int) -> float:
+    """The most memory that was resident since `reset_peak`, in MB (10**6 bytes). OSError as above."""
+    found = re.search(r"^VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    if found is None:
+        raise ProcessLookupError(f"process {pid} has ended")
+    return int(found[1]) * 1024 / 1e6
+
+
+def reset_peak(pid: int) -> None:
+    """Let `peak_mb` begin at what is resident now. OSError as above, or where the kernel refuses it."""
+    Path(f"/proc/{pid}/clear_refs").write_text(_RESET_PEAK)
+
+
+def children(pid: int) -> list[int]:
+    """The processes that it started and that live."""
+    return [
+        int(child)
+        for task in os.listdir(f"/proc/{pid}/task")
+        for child in Path(f"/proc/{pid}/task/{task}/children").read_text().split()
+    ]
+
+
+def command_line(pid: int) -> str:
+    """What it was started with."""
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+
+
+def received_bytes(pid: int) -> int | None:
+    """Bytes that came over the process's open TCP connections; None where `ss` is missing."""
+    if shutil.which("ss") is None:
+        return None
+    said = subprocess.run(["ss", "-tinpHO"], capture_output=True, text=True, timeout=_SS_SECONDS, check=True)
+    return parse_received(said.stdout, pid)
+
+
+def parse_received(lines: str, pid: int) -> int:
+    """The sum over those lines of `ss -tinpHO` that are the process's."""
+    counts = (
+        re.search(r"bytes_received:(\d+)", line) for line in lines.splitlines() if f"pid={pid}," in line
+    )
+    return sum(int(count[1]) for count in counts if count is not None)
+
+
+def percentile(values: Sequence[float], share: float) -> float | None:
+    """The least value that so much of them do not exceed; None of none."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
+
+
+class Lag:
+    """How late the running event loop wakes who sleeps on it for 5 ms: `async with Lag() as lag`."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    async def __aenter__(self) -> Lag:
+        self._over = False
+        self._ticking = asyncio.create_task(self._tick())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        # Not cancelled: a stall that goes on now counts.
+        self._over = True
+        await self._ticking
+
+    async def _tick(self) -> None:
+        while not self._over:
+            began = time.perf_counter()
+            await asyncio.sleep(TICK_SECONDS)
+            self.seconds.append(time.perf_counter() - began - TICK_SECONDS)

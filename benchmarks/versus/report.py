@@ -1,0 +1,158 @@
+"""The results as Markdown."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from benchmarks.versus.bars import BARS, EQUAL, Kind
+from benchmarks.versus.figures import FIGURES, Spread
+from benchmarks.versus.workloads import FETCHED, OURS, PEER
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from benchmarks.versus.bars import Bar
+    from benchmarks.versus.figures import Results
+
+_HEADER: Final = """<!-- Written by `make bench`. -->
+# envtrio and verifiers, measured in one run
+
+Both sides have one broker and one worker, and a client that runs episodes and checks each; they play the same
+episodes, from the same arrays, in turns: a round of one, a round of the other, and the other way round next
+time. A cell has the median of {rounds} rounds and their range. **A ratio is envtrio's to the peer's**: the
+median of the rounds' ratios, each of two rounds side by side, with their range. Absolute figures are this
+machine's; ratios hold better.
+
+`{command}`, {date}
+
+| | |
+| --- | --- |
+{machine}
+
+"""
+
+_NOTES: Final = """
+## How to read it
+
+- CPU is that of all threads of a process, by its own clock. The client's has what checks an episode in it, on
+  both sides; the worker's has the environment, which cuts and copies the arrays of each turn. Where arrays
+  are fetched, client and worker have in it what fetching, reading and releasing all of them takes.
+- A turn is what an environment announces. envtrio joins turns that come while a message is being made or
+  sent, so it has fewer deltas than turns; the peer has one for each turn, and one for the end.
+- Bytes are those that the kernel counted on the client's TCP connections. In the r3 workloads the peer's
+  have the arrays in them. envtrio keeps them in the worker; where they are fetched, all of them are at the
+  end of the round, which counts: on the same host the worker's memory is mapped, so they cross no connection.
+  The peer's client has them by then, but does not read them.
+- The event loop's lag is how late a sleep of 5 ms ends. A round that is shorter sees fewer of its stalls.
+- MB are 10**6 bytes, peak memory is what was resident in a round at most. Kept arrays are memory that no
+  process has mapped until it is fetched: in the r3 workloads envtrio's worker holds, besides, what the
+  heading says.
+- Time to the first delta is from the call of `run`. A turn that waits waits after it was announced.
+- Cancelled runs count as episodes of their round. The time from cancel to abort is from the client's
+  `task.cancel()` to the CancelledError in the environment.
+- Both clients run on asyncio's own event loop. What else the sides run on is in the versions.
+"""
+
+
+def report(
+    results: Sequence[Results],
+    *,
+    rounds: int,
+    command: str,
+    date: str,
+    machine: Mapping[str, str],
+    versions: Mapping[str, Mapping[str, str]],
+    plot: str | None,
+) -> str:
+    """All of it. `plot` is the name of the picture, None: there is none."""
+    told = dict(machine)
+    for driver, name in ((OURS, "envtrio"), (PEER, "the peer")):
+        told[name] = ", ".join(f"{package} {number}" for package, number in versions.get(driver, {}).items())
+    rows = "\n".join(f"| {name} | {said} |" for name, said in told.items())
+    parts = [_HEADER.format(rounds=rounds, command=command, date=date, machine=rows), _bars(results)]
+    if plot is not None:
+        parts.append(f"\n![Ratios to the peer of every round, with the bars]({plot})\n")
+    parts += [_workload(result) for result in results]
+    return "".join((*parts, _NOTES))
+
+
+def _bars(results: Sequence[Results]) -> str:
+    by_name = {result.workload.name: result for result in results}
+    held = [(bar, by_name[bar.workload]) for bar in BARS if bar.workload in by_name]
+    met = sum(result.verdict(bar) == "met" for bar, result in held)
+    lines = [
+        "## Bars\n",
+        f"{met} of {len(held)} are met.\n",
+        "| workload | figure | bar | measured | |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for bar, result in held:
+        found, verdict = result.judged(bar), result.verdict(bar)
+        side = "" if bar.side == OURS else " (fetched)"
+        measured = "" if found is None else _spread(found, "" if bar.kind is Kind.ABSOLUTE else "x")
+        shown = verdict if verdict == "met" else f"**{verdict}**"
+        lines.append(
+            f"| {bar.workload}{side} | {FIGURES[bar.figure]} | {_bound(bar)} | {measured} | {shown} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _bound(bar: Bar) -> str:
+    if bar.kind is Kind.ABSOLUTE:
+        return f"at most {bar.bound:g}"
+    if bar.bound == EQUAL:
+        return f"equal ({bar.kind.value} {bar.bound:g}x)"
+    return f"{bar.kind.value} {bar.bound:g}x"
+
+
+def _workload(results: Results) -> str:
+    workload = results.workload
+    ours = [side for side in workload.sides if side != PEER]
+    names = {OURS: "envtrio", FETCHED: "envtrio, arrays fetched"}
+    heads = [
+        "",
+        *(names[side] for side in ours),
+        "peer",
+        *("ratio" if side == OURS else "ratio, fetched" for side in ours),
+    ]
+    counts = f"{workload.ours:,} episodes of envtrio's and {workload.peer:,} of the peer's in a round"
+    if workload.keeps:
+        counts += f", {workload.ours * workload.shape.array_bytes / 1e9:.1f} GB of arrays kept"
+    lines = [
+        f"\n## {workload.name}\n",
+        f"{workload}. {counts}.\n",
+        f"| {' | '.join(heads)} |",
+        f"|{' --- |' * len(heads)}",
+    ]
+    for figure, title in FIGURES.items():
+        spreads = [results.spread(side, figure) for side in (*ours, PEER)]
+        if all(spread is None for spread in spreads) and not figure.endswith("_bytes"):
+            continue
+        ratios = [Spread.of(results.ratios(side, figure)) for side in ours]
+        cells = [*(_spread(spread) for spread in spreads), *(_spread(ratio, "x") for ratio in ratios)]
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+    for side in (*ours, PEER):
+        for reason, count in _counted(results.failures(side)).items():
+            name = "peer" if side == PEER else names[side]
+            lines.append(f"\n**{count} rounds of {name} failed**: {reason}")
+    return "\n".join(lines) + "\n"
+
+
+def _counted(reasons: Sequence[str]) -> dict[str, int]:
+    return {reason: reasons.count(reason) for reason in reasons}
+
+
+def _spread(spread: Spread | None, unit: str = "") -> str:
+    if spread is None:
+        return "-"
+    median, low, high = (_number(value) for value in (spread.median, spread.low, spread.high))
+    return f"{median}{unit} ({low} to {high})"
+
+
+def _number(value: float) -> str:
+    """Three digits, or all before the point."""
+    if value == 0 or abs(value) >= 1000:
+        return f"{value:,.0f}"
+    if abs(value) >= 100:
+        return f"{value:.0f}"
+    return f"{value:.2g}" if abs(value) < 0.1 else f"{value:.3g}"

@@ -1,0 +1,144 @@
+"""Workloads, bars, figures and the report made of them: nothing that failed or is missing is hidden."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from benchmarks.versus.bars import BARS, Bar, Kind
+from benchmarks.versus.cancels import cancel_plan
+from benchmarks.versus.figures import FIGURES, Results, Spread
+from benchmarks.versus.report import report
+from benchmarks.versus.workloads import FETCHED, OURS, PEER, WORKLOADS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+FASTER = Bar("small", "episodes_per_s", Kind.AT_LEAST, 8.0)
+CHEAPER = Bar("small", "client_cpu_ms", Kind.AT_MOST, 0.25)
+SMALL_ENOUGH = Bar("small", "broker_mb", Kind.ABSOLUTE, 80.0)
+
+
+def results(
+    ours: Sequence[float | str | None], peer: Sequence[float | str | None], figure: str = "episodes_per_s"
+) -> Results:
+    made = Results(WORKLOADS["small"])
+    for side, values in ((OURS, ours), (PEER, peer)):
+        for value in values:
+            made.add(side, value if isinstance(value, str) else {figure: value})
+    return made
+
+
+def written(*made: Results) -> str:
+    return report(
+        made,
+        rounds=2,
+        command="make bench",
+        date="today",
+        machine={"kernel": "K"},
+        versions={OURS: {"python": "3.11"}},
+        plot="results.png",
+    )
+
+
+def test_ratios_are_of_the_same_round() -> None:
+    made = results([10.0, 90.0], [1.0, 10.0])
+    assert made.ratios(OURS, "episodes_per_s") == [10.0, 9.0]
+    assert made.judged(FASTER) == Spread(9.5, 9.0, 10.0)
+    assert made.verdict(FASTER) == "met"
+
+
+@pytest.mark.parametrize(
+    ("ours", "peer", "left"),
+    [
+        pytest.param([10.0, "crashed"], [1.0, 2.0], [10.0], id="ours-failed"),
+        pytest.param([10.0, 20.0], ["crashed", 2.0], [10.0], id="peer-failed"),
+        pytest.param([10.0, None], [1.0, 2.0], [10.0], id="not-measured"),
+        pytest.param([10.0, 20.0], [0.0, 2.0], [10.0], id="nothing-to-divide-by"),
+        pytest.param([], [1.0], [], id="no-round"),
+    ],
+)
+def test_a_round_without_a_figure_makes_no_ratio(
+    ours: list[float | str | None], peer: list[float | str | None], left: list[float]
+) -> None:
+    assert results(ours, peer).ratios(OURS, "episodes_per_s") == left
+
+
+def test_a_failed_round_of_ours_meets_no_bar_and_one_of_the_peer_is_told() -> None:
+    made = results([100.0, "2 of 8 episodes failed"], [1.0, "its process has ended"])
+    assert made.verdict(FASTER) == "missed: 1 rounds failed"
+    text = written(made)
+    assert "**1 rounds of envtrio failed**: 2 of 8 episodes failed" in text
+    assert "**1 rounds of peer failed**: its process has ended" in text
+    assert "**missed: 1 rounds failed**" in text
+
+
+@pytest.mark.parametrize(
+    ("bar", "ours", "verdict"),
+    [
+        (FASTER, 8.0, "met"),
+        (FASTER, 7.9, "missed"),
+        (CHEAPER, 0.25, "met"),
+        (CHEAPER, 0.26, "missed"),
+        (SMALL_ENOUGH, 80.0, "met"),
+        (SMALL_ENOUGH, 81.0, "missed"),
+        (SMALL_ENOUGH, None, "not measured"),
+    ],
+)
+def test_verdicts(bar: Bar, ours: float | None, verdict: str) -> None:
+    assert results([ours], [1.0], bar.figure).verdict(bar) == verdict
+
+
+def test_each_bar_is_of_a_figure_and_a_side_that_there_are() -> None:
+    for bar in BARS:
+        assert bar.figure in FIGURES
+        assert bar.side in WORKLOADS[bar.workload].sides
+
+
+def test_the_report_says_what_was_measured_and_what_was_not() -> None:
+    text = written(results([100.0, 120.0], [10.0, 10.0]))
+    assert "| episodes/s | 110 (100 to 120) | 10 (10 to 10) | 11x (10 to 12) |" in text
+    assert "| small | episodes/s | at least 8x | 11x (10 to 12) | met |" in text
+    assert "| small | bytes on the client's hop, an episode | at most 0.7x |  | **not measured** |" in text
+    assert "| bytes on the client's hop, an episode | - | - | - |" in text
+    assert "\n| envtrio | python 3.11 |\n" in text
+    assert "![" in text
+    assert "event-loop lag in the client, p50" not in text
+
+
+def test_arrays_are_reported_with_and_without_fetching_them() -> None:
+    made = Results(WORKLOADS["r3-16"])
+    for side, value in ((OURS, 240.0), (FETCHED, 100.0), (PEER, 20.0)):
+        made.add(side, {"episodes_per_s": value})
+    text = written(made)
+    cells = ("240 (240 to 240)", "100 (100 to 100)", "20 (20 to 20)", "12x (12 to 12)", "5x (5 to 5)")
+    assert f"| episodes/s | {' | '.join(cells)} |" in text
+    assert "| r3-16 (fetched) | episodes/s | at least 5x | 5x (5 to 5) | met |" in text
+
+
+def test_half_of_the_runs_are_cancelled_and_the_same_for_both_sides() -> None:
+    plan = cancel_plan(101, 0.2, seed=3)
+    moments = [after for after in plan if after is not None]
+    assert (len(plan), len(moments)) == (101, 50)
+    assert 0.0 <= min(moments) < max(moments) <= 0.2
+    assert plan == cancel_plan(101, 0.2, seed=3)
+    assert plan != cancel_plan(101, 0.2, seed=4)
+
+
+def test_a_round_keeps_no_more_arrays_than_memory_has_room_for() -> None:
+    routed, small = WORKLOADS["r3-64"], WORKLOADS["small"]
+    assert routed.shape.array_bytes == 11_520_000
+    assert routed.fitting(10**12) == routed
+    assert routed.fitting(3 * 10**9) == replace(routed, ours=104 - 64)
+    assert routed.fitting(0).ours == 1
+    assert small.fitting(0) == small
+
+
+def test_a_try_has_as_many_at_once() -> None:
+    for workload in WORKLOADS.values():
+        tried = workload.quick
+        assert tried.shape == workload.shape
+        assert all(workload.concurrency <= tried.episodes(side) for side in (OURS, PEER))
+        assert all(tried.episodes(side) <= workload.episodes(side) for side in (OURS, PEER))
