@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import logging
 import os
 import sys
@@ -66,11 +65,12 @@ def _run(settings: BrokerSettings) -> int:
     for warning in not_inherited(os.environ) if settings.most_workers else ():
         log.warning("%s", warning)
     # These import grpc, which --help can do without.
+    from env_broker import event_loop
     from env_broker.listening import StartError
     from env_broker.serve import serve
 
     try:
-        return asyncio.run(serve(settings))
+        return event_loop.run(serve(settings))
     except StartError as error:
         print(f"env-broker serve: {error}", file=sys.stderr)
         return EXIT_CANNOT_START

@@ -8,6 +8,7 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
+from env_worker import event_loop
 from env_worker.array_limits import warn_of_unused
 from env_worker.config import LOCAL_SLOT_VARIABLE, SettingsError, WorkerSettings
 from env_worker.hook import current_hook, load_hook, set_episode_hook
@@ -42,7 +43,7 @@ def serve(settings: WorkerSettings | None = None, *, signals: StopSignals | None
         set_episode_hook(load_hook(settings.hook))
     loaded = load_environments(settings.environments, settings.isolate)
     warn_of_unused(settings, current_hook())  # now: a module of environments may have set one
-    return asyncio.run(_serve(WorkerServer(settings, environments=loaded, local_slot=local_slot), signals))
+    return event_loop.run(_serve(WorkerServer(settings, environments=loaded, local_slot=local_slot), signals))
 
 
 async def _serve(server: WorkerServer, given: StopSignals | None) -> int:
