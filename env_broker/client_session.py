@@ -4,36 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from envtrio.v1 import env_service_pb2
-from google.protobuf.message import DecodeError
+from envtrio.v1.env_service_pb2 import SessionRequest
 
+from env_broker.client_reader import ClientReader
+from env_broker.client_runs import ClientRuns
 from env_broker.client_stream import ClientStream
 from env_broker.clock import Clock, within
 from env_broker.hello import check_generation
-from env_broker.route import InvalidRequestIdError, RouteState
-from env_broker.route import key as check_request_id
+from env_broker.route import RouteState
+from env_broker.session_frames import invalid, read
 from env_broker.sessions import InvalidSessionError, SessionsFullError, SupersededError
 from env_broker.status import Refusal, short
-from env_broker.tasks import first_of
-from env_broker.worker_session import MAX_FRAME_IDS
 
 if TYPE_CHECKING:
-    from envtrio.v1.env_service_pb2 import SessionRequest, SessionResponse
+    from envtrio.v1.env_service_pb2 import SessionOpen
     from grpc.aio import ServicerContext
 
     from env_broker.cancel import Canceller
     from env_broker.confirm import Confirmer
     from env_broker.pool import Pool
     from env_broker.routes import RouteTable
+    from env_broker.run_carrier import RunCarrier
+    from env_broker.session_frames import Frame
     from env_broker.sessions import SessionTable
 
-    Context = ServicerContext[SessionRequest, SessionResponse]
+    Context = ServicerContext[bytes, bytes]
 
 log = logging.getLogger(__name__)
 
-CAPABILITIES: Final = ("sessions",)
+CAPABILITIES: Final = ("sessions", "session-runs")
 OPEN_SECONDS: Final = 10.0
 """How long a stream may take to send its first frame."""
 _STALL_SECONDS: Final = 0.5
@@ -69,7 +71,7 @@ class ClientSessions:
         self._clock: Final = clock
         self._instance: Final = instance
         self._streams: dict[str, ClientStream] = {}
-        self._ended: Final = asyncio.Event()
+        self._away: Final = asyncio.Event()
         self._progress: Final = asyncio.Event()
         self._closed: Refusal | None = None
 
@@ -78,29 +80,41 @@ class ClientSessions:
         """The window that is advertised: the largest of the workers'."""
         return self._pool.late_cancel_seconds if len(self._pool) else self._routes.window
 
-    async def serve(self, context: Context) -> None:
-        """Session, see env_service.proto. Raises Refusal for every status but OK."""
-        stream = self._open(await self._first(context))
+    async def serve(self, context: Context, carrier: RunCarrier) -> None:
+        """Session, see env_service.proto. Raises Refusal for every status but OK.
+
+        Args:
+            carrier: carries the runs that are opened in it.
+        """
+        opening, frames = await self._first(context)
+        stream = self._open(opening)
+        runs, talks = ClientRuns(stream.outbox, carrier), list[asyncio.Task[None]]()
         try:
             await self._welcome(context)
-            await first_of(self._hear(context, stream), self._tell(context, stream), stream.over())
+            talks += (
+                asyncio.create_task(self._reader(stream, runs).read_on(context, frames)),
+                asyncio.create_task(self._tell(context, stream)),
+            )
+            await asyncio.wait((stream.over, *talks), return_when=asyncio.FIRST_COMPLETED)
+            for ended in (stream.over, *talks):
+                if ended.done():
+                    ended.result()
         except _StreamBrokenError as error:
             log.info("%s broke: %s", stream, error)
         finally:
-            self._confirmer.withdraw(stream, tuple(stream.pending))
-            if self._streams.get(stream.session_id) is stream:
-                del self._streams[stream.session_id]
-            if self._closed is None and self.table.end(stream.session_id, stream.epoch, self._clock.now()):
-                log.warning("%s ended without a goodbye, grace=%g s", stream, self.table.grace)
-                self._ended.set()
-            self._progress.set()
+            # However it ended; and no await before it.
+            self._ended(stream, runs)
+            for talk in talks:
+                talk.cancel()
+            await asyncio.gather(*talks, return_exceptions=True)
+            await runs.gone()
 
     async def keep_graces(self) -> None:
         """Have the runs of sessions cancelled when they are lost; never returns."""
         while True:
-            self._ended.clear()
+            self._away.clear()
             if (next_loss := self.table.next_loss) is None:
-                await self._ended.wait()
+                await self._away.wait()
             else:
                 await self._clock.sleep(max(0.0, next_loss - self._clock.now()))
                 if self._clock.now() > next_loss + _STALL_SECONDS:
@@ -116,7 +130,7 @@ class ClientSessions:
             log.warning(
                 "session=%s was lost, and a run of it came; grace=%g s", short(session_id), self.table.grace
             )
-            self._ended.set()
+            self._away.set()
 
     async def settled(self) -> None:
         """Return once no session waits for its client to confirm what the broker has replied."""
@@ -128,29 +142,32 @@ class ClientSessions:
             await self._progress.wait()
 
     def close(self, refusal: Refusal) -> None:
-        """End every stream with `refusal`, and take no more: the broker stops. No session is lost by that."""
+        """End every stream with `refusal`, once what its runs were to be told was told, and take no more: the
+        broker stops. No session is lost by that."""
         self._closed = refusal
         for stream in tuple(self._streams.values()):
-            stream.end(refusal)
+            stream.finish(refusal)
 
-    async def _first(self, context: Context) -> SessionRequest:
+    async def _first(self, context: Context) -> tuple[SessionOpen, list[Frame]]:
+        """The opening, and the frames that came with it."""
         try:
-            first = await within(self._clock, OPEN_SECONDS, _read(context))
+            frames = await within(self._clock, OPEN_SECONDS, read(context))
         except TimeoutError:
-            first = None
-        if first is None or first.WhichOneof("frame") != "open":
-            raise Refusal("INVALID_REQUEST", "the first frame must be open; send it at once", field="open")
+            frames = None
+        first = frames[0] if frames else None
+        if frames is None or not isinstance(first, SessionRequest) or not first.HasField("open"):
+            raise invalid("the first frame must be open; send it at once", "open")
         check_generation(first.open.protocol_generation)
-        return first
+        return first.open, frames[1:]
 
-    def _open(self, first: SessionRequest) -> ClientStream:
+    def _open(self, opening: SessionOpen) -> ClientStream:
         if self._closed is not None:
             raise self._closed
-        stream = ClientStream(first.open.session_id, first.open.epoch)
+        stream = ClientStream(opening.session_id, opening.epoch)
         try:
             self.table.open(stream.session_id, stream.epoch, self._clock.now())
         except InvalidSessionError as error:
-            raise Refusal("INVALID_REQUEST", str(error), field="open") from None
+            raise invalid(str(error), "open") from None
         except SupersededError as error:
             raise Refusal("SESSION_SUPERSEDED", str(error)) from None
         except SessionsFullError as error:
@@ -167,6 +184,9 @@ class ClientSessions:
         log.info("%s opened", stream)
         return stream
 
+    def _reader(self, stream: ClientStream, runs: ClientRuns) -> ClientReader:
+        return ClientReader(stream, runs, table=self.table, confirmer=self._confirmer, clock=self._clock)
+
     async def _welcome(self, context: Context) -> None:
         opened = env_service_pb2.SessionOpened(
             instance=self._instance,
@@ -174,74 +194,28 @@ class ClientSessions:
             session_grace_seconds=self.table.grace,
             late_cancel_seconds=self.late_cancel_seconds,
         )
-        await _write(context, env_service_pb2.SessionResponse(opened=opened))
-
-    async def _hear(self, context: Context, stream: ClientStream) -> None:
-        """Take frames until the client ends its side, or is gone."""
-        while (frame := await _read(context)) is not None:
-            kind = frame.WhichOneof("frame")
-            if stream.goodbye:
-                raise _invalid(f"{kind} came after goodbye; open the session's next stream", kind)
-            if kind == "confirm":
-                await self._confirm(frame.confirm.request_ids, stream)
-            elif kind == "goodbye":
-                self.table.goodbye(stream.session_id, stream.epoch, self._clock.now())
-                log.info("%s said goodbye", stream)
-                stream.say_goodbye()
-            elif kind == "open":
-                raise _invalid("open came twice; open the session's next stream", kind)
-            else:
-                raise Refusal(
-                    "INVALID_REQUEST",
-                    f"{kind or 'an empty frame'} came, and this broker carries no runs in a session; use Run",
-                    field=kind or "frame",
-                    capability="session-runs",
-                )
-        if stream.goodbye:
-            await asyncio.Event().wait()  # until `_tell` has told all
-
-    async def _confirm(self, request_ids: Any, stream: ClientStream) -> None:
-        if len(request_ids) > MAX_FRAME_IDS:
-            raise Refusal(
-                "INVALID_REQUEST",
-                f"confirm has {len(request_ids)} request_ids, the limit is {MAX_FRAME_IDS}; send more frames",
-                field="confirm.request_ids",
-                value=len(request_ids),
-                limit=MAX_FRAME_IDS,
-            )
-        for request_id in request_ids:
-            try:
-                check_request_id(request_id)
-            except InvalidRequestIdError as error:
-                raise _invalid(f"confirm: {error}", "confirm.request_ids") from None
-        for request_id in request_ids:
-            await stream.room()
-            stream.pending.add(request_id)
-            self._confirmer.confirm(request_id, stream)
+        await _write(context, env_service_pb2.SessionResponse(opened=opened).SerializeToString())
 
     async def _tell(self, context: Context, stream: ClientStream) -> None:
-        """Write answers; those that come while a frame is being written go with the next one."""
-        while answers := await stream.next_answers():
-            frame = env_service_pb2.ConfirmAnswers(answers=answers)
-            await _write(context, env_service_pb2.SessionResponse(confirm_answers=frame))
+        """Write what is due; what becomes due while a message is being written goes with the next one."""
+        while (message := await stream.next_message()) is not None:
+            await _write(context, message)
+            stream.told()
             self._progress.set()
 
+    def _ended(self, stream: ClientStream, runs: ClientRuns) -> None:
+        runs.abandon()
+        self._confirmer.withdraw(stream, tuple(stream.pending))
+        if self._streams.get(stream.session_id) is stream:
+            del self._streams[stream.session_id]
+        if self._closed is None and self.table.end(stream.session_id, stream.epoch, self._clock.now()):
+            log.warning("%s ended without a goodbye, grace=%g s", stream, self.table.grace)
+            self._away.set()
+        self._progress.set()
 
-async def _read(context: Context) -> SessionRequest | None:
-    """The next frame; None at the end."""
+
+async def _write(context: Context, message: bytes) -> None:
     try:
-        frame: Any = await context.read()
-    except DecodeError as error:
-        raise _invalid(f"a frame cannot be decoded ({error}); use the stubs of envtrio.v1", "frame") from None
-    return frame if isinstance(frame, env_service_pb2.SessionRequest) else None
-
-
-async def _write(context: Context, frame: SessionResponse) -> None:
-    try:
-        await context.write(frame)
+        await context.write(message)
     except Exception as error:  # what gRPC raises when the stream is broken is not public
         raise _StreamBrokenError(str(error)) from error
-
-
-def _invalid(message: str, field: str | None) -> Refusal:
-    return Refusal("INVALID_REQUEST", message, field=field or "frame")

@@ -13,6 +13,7 @@ from env_broker.hello import PROTOCOL_GENERATION
 from env_broker.link import Leg
 from env_broker.status import short
 from env_broker.tasks import background, first_of
+from env_broker.worker_lane import CAPABILITY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,6 +58,7 @@ async def describe(link: WorkerLink) -> str:
     if answer.instance != link.worker.instance:
         who = f"{answer.role[:16]} {short(answer.instance)}"
         return f"another process answers there, {who}; correct its --advertise"
+    link.lane.offered = CAPABILITY in answer.capabilities
     return ""
 
 

@@ -9,6 +9,8 @@ import grpc.aio
 from envtrio.v1 import env_service_pb2
 
 from env_broker.channel_options import CHANNEL_OPTIONS
+from env_broker.worker_call import RunCall
+from env_broker.worker_lane import LaneNames, WorkerLane
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
     from env_broker.held_request import HeldRequest
     from env_broker.pool import Worker
+    from env_broker.worker_call import WorkerCall
 
 _MOST_AT_ONCE: Final = 1_024
 """Cancels of lost sessions that are under way at once."""
@@ -44,10 +47,16 @@ class WorkerLink:
         worker: its place in the pool.
         local_slot: which of the broker's own workers it is; empty for any other.
         descriptions: what it says of its environments.
+        lane_names: what the broker calls its lanes.
     """
 
     def __init__(
-        self, worker: Worker, *, local_slot: str = "", descriptions: Sequence[EnvironmentDescription] = ()
+        self,
+        worker: Worker,
+        *,
+        local_slot: str = "",
+        descriptions: Sequence[EnvironmentDescription] = (),
+        lane_names: LaneNames | None = None,
     ) -> None:
         self.worker: Final = worker
         self.local_slot = local_slot
@@ -82,6 +91,13 @@ class WorkerLink:
                 response_deserializer=env_service_pb2.SessionResponse.FromString,
             )
         )
+        # Its messages are made of bytes, and large ones are decoded elsewhere.
+        lane: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = self._channel.stream_stream(
+            "/envtrio.v1.EnvService/Session"
+        )
+        self.lane: Final = WorkerLane(
+            self.name, worker.instance, lane_names or LaneNames(), stream=lane, by_run=self._by_run
+        )
 
     @property
     def name(self) -> str:
@@ -103,11 +119,11 @@ class WorkerLink:
         """Why not; empty while that is not known, or it is."""
         return self.worker.unreachable_because
 
-    def run(
-        self, request: HeldRequest, timeout: float | None
-    ) -> grpc.aio.UnaryStreamCall[HeldRequest, bytes]:
+    def run(self, request: HeldRequest, timeout: float | None) -> WorkerCall:
         """Start a run with the request's bytes; `timeout` in seconds. The caller cancels the call."""
-        return self._run(request, timeout=timeout)
+        if self.lane.takes(request):
+            return self.lane.start(request, timeout)
+        return self._by_run(request, timeout)
 
     def cancel(self, request: CancelRequest) -> grpc.aio.UnaryUnaryCall[CancelRequest, CancelResponse]:
         """Send a Cancel."""
@@ -133,7 +149,12 @@ class WorkerLink:
         self.lost = True
         for leg in tuple(self.legs):
             leg.worker_lost()
+        self.lane.end()
 
     async def close(self) -> None:
         """Close the channel."""
+        await self.lane.close()
         await self._channel.close()
+
+    def _by_run(self, request: HeldRequest, timeout: float | None) -> RunCall:
+        return RunCall(self._run(request, timeout=timeout))

@@ -20,6 +20,7 @@ from env_broker.pool import PoolFullError
 from env_broker.registration import Registration
 from env_broker.status import Refusal, short
 from env_broker.tasks import first_of
+from env_broker.worker_lane import LaneNames
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -91,6 +92,7 @@ class Registry(RegistryServiceServicer):
         self._on_lost: Final = on_lost
         self._registrations: dict[str, Registration] = {}
         self._given_up: Final = GivenUp()
+        self._lane_names: Final = LaneNames()
         self._adoption: Final = Adoption(
             pool=pool,
             routes=routes,
@@ -197,7 +199,7 @@ class Registry(RegistryServiceServicer):
         self._registrations[hello.instance] = registration
         link = self._links.get(hello.instance)
         if link is None:
-            link = self._links[hello.instance] = WorkerLink(worker)
+            link = self._links[hello.instance] = WorkerLink(worker, lane_names=self._lane_names)
             self._dial_back.watch(link)
         else:
             self._dial_back.verify(link)

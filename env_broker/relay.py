@@ -211,12 +211,12 @@ class Relay:
         link.legs.add(leg)
         settled = relayed = False
         try:
-            await leg.call.initial_metadata()
-            if not leg.call.done():  # else it is a refusal without initial metadata
+            if await leg.call.admitted():
                 leg.admitted(request)
                 await hop.admitted()
-            # At most one message in flight: while the client does not read, nothing is read from the worker.
-            while isinstance(message := await leg.call.read(), bytes):
+            # At most one message in flight: while the client does not read, nothing is read from the worker,
+            # whose credit ends where runs share a stream.
+            while (message := await leg.call.read()) is not None:
                 await hop.send(message)
                 relayed = True
             settled = True

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Final
 from env_broker.link import Leg
 
 if TYPE_CHECKING:
-    import grpc.aio
-
     from env_broker.clock import Clock
     from env_broker.held_request import HeldRequest
+    from env_broker.worker_call import WorkerCall
 
 UNREAD_SECONDS: Final = 5.0
 """How long a client has, after its run has ended, to read what is on its way to it."""
@@ -22,7 +21,7 @@ SETTLED_SECONDS: Final = 1.0
 class RunLeg(Leg):
     """A run's call to its worker, and the task that carries it to the client; made in that task."""
 
-    def __init__(self, call: grpc.aio.UnaryStreamCall[HeldRequest, bytes], clock: Clock) -> None:
+    def __init__(self, call: WorkerCall, clock: Clock) -> None:
         self.call: Final = call
         self.taken_back = False
         self.stopped = False

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
+from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -11,16 +11,17 @@ import grpc
 from envtrio.v1 import env_service_pb2
 
 from env_broker.channel_options import MAX_MESSAGE_BYTES, MEBIBYTE
+from env_broker.client_hop import ContextHop, HopBrokenError
 from env_broker.client_session import CAPABILITIES
-from env_broker.counters import CANCELLED, FAILED, REPLIED, RUNS, outcome_of
 from env_broker.decoding import decoded
 from env_broker.held_request import HeldRequest
 from env_broker.hello import PROTOCOL_GENERATION, check_generation
-from env_broker.status import Refusal, error_reason
+from env_broker.run_carrier import RunCarrier
+from env_broker.status import Refusal
 from env_broker.worker_cancel import PassedOn
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Mapping
+    from collections.abc import Mapping
 
     from envtrio.v1.env_service_pb2 import CancelResponse, DescribeResponse
     from grpc.aio import ServicerContext
@@ -39,34 +40,8 @@ VERSION: Final = version("envtrio")
 _MAX_CAUSE_BYTES: Final = 256
 
 
-class HopBrokenError(Exception):
-    """The stream to the client is broken."""
-
-
-class ContextHop:
-    """A gRPC handler's context, as the relay's way to the client."""
-
-    def __init__(self, context: ServicerContext[bytes, bytes]) -> None:
-        self._context: Final = context
-        self._admitted = False
-
-    async def admitted(self) -> None:
-        """As in ClientHop; once, although several workers may be offered it. HopBrokenError as `send`."""
-        if not self._admitted:
-            self._admitted = True
-            await _unbroken(self._context.send_initial_metadata(()))
-
-    async def send(self, message: bytes) -> None:
-        """As in ClientHop. HopBrokenError if it cannot be written: what gRPC raises then is not public."""
-        await _unbroken(self._context.write(message))
-
-    def time_remaining(self) -> float | None:
-        """As in ClientHop."""
-        return self._context.time_remaining()
-
-
 class EnvServicer:
-    """EnvService, as generic handlers: what Run streams is bytes, never decoded and never encoded here."""
+    """EnvService, as generic handlers: what runs stream is bytes, never decoded and never encoded here."""
 
     def __init__(
         self,
@@ -79,11 +54,10 @@ class EnvServicer:
         instance: str,
         max_queue: int,
     ) -> None:
-        self._relay: Final = relay
+        self._carrier: Final = RunCarrier(relay=relay, counters=counters, expect=sessions.expect)
         self._canceller: Final = canceller
         self._sessions: Final = sessions
         self._links: Final = links
-        self._counters: Final = counters
         self._instance: Final = instance
         self._max_queue: Final = max_queue
 
@@ -102,35 +76,18 @@ class EnvServicer:
                 "Describe": grpc.unary_unary_rpc_method_handler(
                     self.describe, response_serializer=messages.DescribeResponse.SerializeToString
                 ),
-                "Session": grpc.stream_stream_rpc_method_handler(
-                    self.session,
-                    messages.SessionRequest.FromString,
-                    messages.SessionResponse.SerializeToString,
-                ),
+                "Session": grpc.stream_stream_rpc_method_handler(self.session),
             },
         )
 
     async def run(self, _: object, context: ServicerContext[bytes, bytes]) -> None:
         """Run, see env_service.proto. The request's bytes go on as they came."""
-        self._counters.add(RUNS)
-        outcome = FAILED
         try:
-            request = await _read_request(context)
-            self._sessions.expect(request.session_id)
-            await self._relay.carry(request, ContextHop(context))
-            outcome = REPLIED
-        except (Refusal, PassedOn) as error:
-            outcome = outcome_of(_reason(error))
-            await _abort(context, error)
-        except HopBrokenError as error:
-            # Nobody is there to hear of it, and the relay has told the worker.
-            outcome = CANCELLED
-            log.info("reason=CALLER_LOST %s", error)
-        except asyncio.CancelledError:
-            outcome = CANCELLED
-            raise
-        finally:
-            self._counters.add(outcome)
+            status = await self._carrier.carry(partial(_read_request, context), ContextHop(context))
+        except HopBrokenError:
+            return  # nobody is there to hear of it
+        if status is not None:
+            await _abort(context, status)
 
     async def cancel(self, data: bytes, context: ServicerContext[bytes, CancelResponse]) -> CancelResponse:
         """Cancel, see env_service.proto."""
@@ -147,7 +104,7 @@ class EnvServicer:
                 )
             return await self._canceller.cancel(request.request_id, request.cause)
         except (Refusal, PassedOn) as error:
-            await _abort(context, error)
+            await _refuse(context, error)
 
     async def describe(
         self, data: bytes, context: ServicerContext[bytes, DescribeResponse]
@@ -156,7 +113,7 @@ class EnvServicer:
         try:
             check_generation(decoded(env_service_pb2.DescribeRequest, data).protocol_generation)
         except Refusal as refusal:
-            await _abort(context, refusal)
+            await _refuse(context, refusal)
         ready = [link for link in self._links.values() if link.ready]
         described = {item.name: item for link in reversed(ready) for item in link.descriptions}
         return env_service_pb2.DescribeResponse(
@@ -177,16 +134,12 @@ class EnvServicer:
             ready_workers=len(ready),
         )
 
-    async def session(
-        self,
-        _: object,
-        context: ServicerContext[env_service_pb2.SessionRequest, env_service_pb2.SessionResponse],
-    ) -> None:
+    async def session(self, _: object, context: ServicerContext[bytes, bytes]) -> None:
         """Session, see env_service.proto."""
         try:
-            await self._sessions.serve(context)
+            await self._sessions.serve(context, self._carrier)
         except Refusal as refusal:
-            await _abort(context, refusal)
+            await _refuse(context, refusal)
 
 
 async def _read_request(context: ServicerContext[bytes, bytes]) -> HeldRequest:
@@ -208,22 +161,14 @@ async def _read_request(context: ServicerContext[bytes, bytes]) -> HeldRequest:
     return HeldRequest(request, data)
 
 
-async def _unbroken(writing: Awaitable[None]) -> None:
-    try:
-        await writing
-    except Exception as error:
-        raise HopBrokenError(str(error)) from error
-
-
-def _reason(error: Refusal | PassedOn) -> str | None:
+async def _refuse(context: ServicerContext[Any, Any], error: Refusal | PassedOn) -> NoReturn:
     if isinstance(error, Refusal):
-        return error.reason
-    return error_reason(tuple(error.error.trailing_metadata() or ()))
+        log.info("reason=%s %s", error.reason, error.brief)
+    await _abort(context, error)
 
 
 async def _abort(context: ServicerContext[Any, Any], error: Refusal | PassedOn) -> NoReturn:
     if isinstance(error, Refusal):
-        log.info("reason=%s %s", error.reason, error.brief)
         await error.abort(context)
     status = error.error
     # The raw Metadata object would become UNKNOWN at the client.

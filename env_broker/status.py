@@ -32,6 +32,7 @@ _CODES: Final[Mapping[str, grpc.StatusCode]] = {
     "TABLE_FULL": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "ARRAY_BUDGET": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "CANCEL_REQUESTED": grpc.StatusCode.CANCELLED,
+    "CALLER_LOST": grpc.StatusCode.CANCELLED,
     "DEADLINE": grpc.StatusCode.DEADLINE_EXCEEDED,
     "WORKER_LOST": grpc.StatusCode.UNAVAILABLE,
     "DRAINING": grpc.StatusCode.UNAVAILABLE,

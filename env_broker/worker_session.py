@@ -19,7 +19,7 @@ from env_broker.tasks import background, first_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from envtrio.v1.env_service_pb2 import SessionRequest, SessionResponse
+    from envtrio.v1.env_service_pb2 import ConfirmAnswer, SessionRequest, SessionResponse
     from grpc.aio import StreamStreamCall
 
     from env_broker.clock import Clock
@@ -168,16 +168,20 @@ class WorkerSession(Leg):
         await asyncio.Event().wait()  # the worker's end of the stream ends this
 
     async def _receive(self, call: SessionCall) -> None:
-        while isinstance(frame := await call.read(), env_service_pb2.SessionResponse):
-            for answer in frame.confirm_answers.answers:
-                outcome = _FROM_WIRE.get(answer.outcome)
-                if outcome is None:
-                    log.error(
-                        "worker=%s run=%s confirmation answered with %d, which says nothing; upgrade it",
-                        self.link.name,
-                        short(answer.request_id),
-                        answer.outcome,
-                    )
-                    continue
-                self.forget(answer.request_id)
-                self._heard(self, answer.request_id, outcome)
+        while isinstance(message := await call.read(), env_service_pb2.SessionResponse):
+            for frame in (message, *message.more):
+                for answer in frame.confirm_answers.answers:
+                    self._answered(answer)
+
+    def _answered(self, answer: ConfirmAnswer) -> None:
+        outcome = _FROM_WIRE.get(answer.outcome)
+        if outcome is None:
+            log.error(
+                "worker=%s run=%s confirmation answered with %d, which says nothing; upgrade it",
+                self.link.name,
+                short(answer.request_id),
+                answer.outcome,
+            )
+            return
+        self.forget(answer.request_id)
+        self._heard(self, answer.request_id, outcome)

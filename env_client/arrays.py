@@ -51,12 +51,12 @@ def branch(trace: Trace, leaf: int) -> tuple[int, ...]:
     Raises:
         IndexError: `leaf` is not a node of the trace.
     """
-    if not 0 <= leaf < len(trace.nodes):
-        count = len(trace.nodes)
-        raise IndexError(f"leaf {leaf} is no node of a trace with {count}: take the end of a branch")
+    nodes = trace.nodes
+    if not 0 <= leaf < len(nodes):
+        raise IndexError(f"leaf {leaf} is no node of a trace with {len(nodes)}: take the end of a branch")
     path = [leaf]
-    while trace.nodes[path[-1]].HasField("parent"):
-        path.append(trace.nodes[path[-1]].parent)
+    while (node := nodes[path[-1]]).HasField("parent"):
+        path.append(node.parent)
     return tuple(reversed(path))
 
 
@@ -102,12 +102,14 @@ def episode_reward(episode: Episode) -> float | None:
 def _along(
     trace: Trace, leaf: int, dtype: np.dtype[_Scalar], view: Callable[[Node], NDArray[_Scalar]]
 ) -> NDArray[_Scalar]:
-    pieces = [view(trace.nodes[index]) for index in branch(trace, leaf)]
+    nodes = trace.nodes
+    pieces = [view(nodes[index]) for index in branch(trace, leaf)]
     return np.concatenate(pieces, dtype=dtype)
 
 
 def _along_if_known(
     trace: Trace, leaf: int, dtype: np.dtype[_Scalar], view: Callable[[Node], NDArray[_Scalar] | None]
 ) -> NDArray[_Scalar] | None:
-    pieces = [piece for index in branch(trace, leaf) if (piece := view(trace.nodes[index])) is not None]
-    return np.concatenate(pieces, dtype=dtype) if len(pieces) == len(branch(trace, leaf)) else None
+    nodes, path = trace.nodes, branch(trace, leaf)
+    pieces = [piece for index in path if (piece := view(nodes[index])) is not None]
+    return np.concatenate(pieces, dtype=dtype) if len(pieces) == len(path) else None

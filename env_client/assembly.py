@@ -22,7 +22,8 @@ _REPORT: Final = "Report it with the worker's log; the run cannot be saved."
 class _OpenTrace:
     trace: Trace
     next_seq: int = 1
-    pending: Pending | None = None
+    # Serialized: few look at it, and a reference would hold the whole message in memory.
+    pending: bytes = b""
 
 
 class EpisodeAssembly:
@@ -39,7 +40,8 @@ class EpisodeAssembly:
         # By id, in the order of `_episode.traces`.
         self._open: dict[str, _OpenTrace] = {}
         self._reply: RunReply | None = None
-        self._broken: AssemblyError | None = None
+        # What broke it. Not the exception: its traceback holds this object, and so would keep it alive.
+        self._broken: str | None = None
 
     @property
     def traces(self) -> Mapping[str, Trace]:
@@ -54,7 +56,8 @@ class EpisodeAssembly:
     def pending(self, trace_id: str) -> Pending | None:
         """What the model is being asked right now, or None where nothing is (or no such trace is open)."""
         entry = self._open.get(trace_id)
-        return entry.pending if entry else None
+        pending = Pending.FromString(entry.pending) if entry else Pending()
+        return pending if pending.messages else None
 
     def apply(self, delta_stream: DeltaStream | bytes) -> DeltaStream:
         """Apply one message of the stream and return it, decoded.
@@ -66,12 +69,12 @@ class EpisodeAssembly:
             AssemblyError: it cannot be decoded, or breaks the grammar of the stream.
         """
         if self._broken is not None:
-            raise self._broken
+            raise AssemblyError(self._broken)
         try:
             message = _decoded(delta_stream)
             self._apply(message)
         except AssemblyError as error:
-            self._broken = error
+            self._broken = str(error)
             raise
         return message
 
@@ -82,7 +85,7 @@ class EpisodeAssembly:
             AssemblyError: the reply is missing or incomplete, or its counts are not those of the traces.
         """
         if self._broken is not None:
-            raise self._broken
+            raise AssemblyError(self._broken)
         reply = self._reply
         if reply is None:
             raise AssemblyError(
@@ -132,21 +135,18 @@ class EpisodeAssembly:
                     found = f"seq {delta.seq}, pending {'' if delta.HasField('pending') else 'un'}set"
                     raise _violation(trace_id, "discard", found, "seq 0 and no pending without an append")
                 return
+        append = delta.append  # Once: each time makes a Python object of it.
         if entry is None:
             entry = self._opened(delta)
         elif delta.seq != entry.next_seq:
             raise _violation(trace_id, "seq", str(delta.seq), str(entry.next_seq))
-        elif delta.append.HasField("header"):
+        elif append.HasField("header"):
             raise _violation(trace_id, "append.header", f"a second one at seq {delta.seq}", "one an opening")
         else:
             entry.next_seq += 1
-        entry.trace.MergeFrom(delta.append)
+        entry.trace.MergeFrom(append)
         if delta.HasField("pending"):
-            entry.pending = None
-            if delta.pending.messages:
-                # A copy of its own: a reference would hold the whole message in memory.
-                entry.pending = Pending()
-                entry.pending.CopyFrom(delta.pending)
+            entry.pending = delta.pending.SerializeToString()
 
     def _opened(self, delta: TraceDelta) -> _OpenTrace:
         if delta.seq != 0:
@@ -178,7 +178,7 @@ class EpisodeAssembly:
             "rewards": len(trace.rewards),
             "metrics": len(trace.metrics),
             "info_entries": len(trace.info_json),
-            "tokens": sum(len(node.token_ids) for node in trace.nodes) // _TOKEN_BYTES,
+            "tokens": sum([len(node.token_ids) for node in trace.nodes]) // _TOKEN_BYTES,
         }
         for field, found in assembled.items():
             expected = getattr(counts, field)

@@ -18,11 +18,12 @@ from envtrio.v1.env_service_pb2 import (
 from envtrio.v1.env_service_pb2_grpc import EnvServiceStub
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from env_client.channels import RUN_METHOD, SERVING_NAMES, open_aio_channel, open_sync_channel
+from env_client.channels import SERVING_NAMES, open_aio_channel, open_sync_channel
 from env_client.courier import CancelCourier
 from env_client.errors import UnavailableError
 from env_client.home import Home
 from env_client.intake import Intake
+from env_client.lane import Lane
 from env_client.pool import not_ready, why_not_ready
 from env_client.request import (
     PROTOCOL_GENERATION,
@@ -36,7 +37,7 @@ from env_client.request import (
     outcome_name,
 )
 from env_client.session import Session, part
-from env_client.statuses import env_error
+from env_client.statuses import env_error, translated
 from env_client.stream import EpisodeStream
 
 if TYPE_CHECKING:
@@ -46,7 +47,8 @@ if TYPE_CHECKING:
 
     from envtrio.v1.episode_pb2 import Episode
 
-    from env_client.stream import OnDelta, RunCall
+    from env_client.lane_run import RunCall
+    from env_client.stream import OnDelta
 
 
 class EnvClient:
@@ -91,6 +93,7 @@ class EnvClient:
         self._courier = courier or CancelCourier(open_channel)
         self._session = session or Session(open_channel)
         self._channel: grpc.aio.Channel | None = None
+        self._lane: Lane | None = None
         self._streams: set[EpisodeStream] = set()
         self._closed = False
         self._home = Home()
@@ -184,7 +187,7 @@ class EnvClient:
         )
         limit = self._defaults.timeout if timeout is None else checked_timeout(timeout)
         intake = Intake(request, self._courier.send, self._session)
-        return EpisodeStream(intake, lambda: self._call_run(request, limit), limit, self._streams)
+        return EpisodeStream(intake, lambda: self._begin(request, limit), limit, self._streams)
 
     async def health(self, *, timeout: float = 10.0) -> str:
         """The server's health: "SERVING" when it would take a run, else "NOT_SERVING" or "UNKNOWN".
@@ -193,7 +196,7 @@ class EnvClient:
             UnavailableError: it cannot be reached.
         """
         stub: Any = health_pb2_grpc.HealthStub(self._open_channel())
-        answer = await _translated(stub.Check(health_pb2.HealthCheckRequest(), timeout=timeout))
+        answer = await translated(stub.Check(health_pb2.HealthCheckRequest(), timeout=timeout))
         return SERVING_NAMES[answer.status]
 
     async def wait_until_ready(self, timeout: float | None = 60.0) -> None:
@@ -214,10 +217,10 @@ class EnvClient:
                             if answer.status == health_pb2.HealthCheckResponse.SERVING:
                                 return
                     except grpc.RpcError as error:
-                        translated = env_error(error)
-                        if not isinstance(translated, UnavailableError):
-                            raise translated from error
-                        last = str(translated)
+                        said = env_error(error)
+                        if not isinstance(said, UnavailableError):
+                            raise said from error
+                        last = str(said)
                     finally:
                         call.cancel()
                     await asyncio.sleep(0.1)
@@ -241,7 +244,7 @@ class EnvClient:
         )
         try:
             call = self._stub().Cancel(request, timeout=timeout)
-            answer: CancelResponse = await _translated(call, request_id)
+            answer: CancelResponse = await translated(call, request_id)
         except UnavailableError:
             self._courier.send(request_id, "")
             raise
@@ -257,7 +260,7 @@ class EnvClient:
             ProtocolMismatchError: it speaks another protocol generation.
         """
         request = DescribeRequest(protocol_generation=PROTOCOL_GENERATION)
-        answer: DescribeResponse = await _translated(self._stub().Describe(request, timeout=timeout))
+        answer: DescribeResponse = await translated(self._stub().Describe(request, timeout=timeout))
         return answer
 
     async def close(self, timeout: float = 5.0) -> None:
@@ -266,19 +269,20 @@ class EnvClient:
         try:
             for stream in list(self._streams):
                 stream.abandon("the client was closed")
-            await asyncio.to_thread(part, self._courier, self._session, timeout)
+            parting: list[Awaitable[None]] = [asyncio.to_thread(part, self._courier, self._session, timeout)]
+            if self._lane is not None and not self._home.is_foreign:
+                parting.append(self._lane.close(timeout))
+            await asyncio.gather(*parting)
         finally:
             if self._channel is not None and not self._home.is_foreign:
                 await self._channel.close()
 
-    def _call_run(self, request: RunRequest, timeout: float | None) -> RunCall:
+    def _begin(self, request: RunRequest, timeout: float | None) -> tuple[RunCall, Lane]:
         channel = self._open_channel()
-        request.session_id = self._session.open()  # Only its confirmation waits for the session.
-        method: Any = channel.unary_stream(
-            RUN_METHOD, request_serializer=RunRequest.SerializeToString, response_deserializer=None
-        )
-        call: RunCall = method(request, timeout=timeout)
-        return call
+        request.session_id = self._session.open()
+        if self._lane is None:
+            self._lane = Lane(channel)
+        return self._lane.carry(request, timeout), self._lane
 
     def _stub(self) -> Any:
         return EnvServiceStub(self._open_channel())
@@ -291,10 +295,3 @@ class EnvClient:
             # Not in __init__: a channel belongs to the loop that runs when it is made.
             self._channel = open_aio_channel(self.target, self._credentials)
         return self._channel
-
-
-async def _translated(call: Awaitable[Any], request_id: str = "") -> Any:
-    try:
-        return await call
-    except grpc.RpcError as error:
-        raise env_error(error, request_id) from error

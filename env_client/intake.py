@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from typing import TYPE_CHECKING, Final
 
 from env_client.assembly import EpisodeAssembly
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from env_client.home import Home
     from env_client.session import Session
     from env_client.session_driver import Settlement, Ticket
+
+_LOG: Final = logging.getLogger(__name__)
 
 BIG_BYTES: Final = 256 * 1024
 """Decoding or checking more than this is not done on an event loop."""
@@ -100,14 +104,22 @@ class Intake:
             raise
         return episode
 
+    def check_wanted(self) -> None:
+        """Ask before the delivery is made final.
+
+        Raises:
+            RunCancelledError: the run was abandoned meanwhile.
+        """
+        if not self._owes_cancel:
+            raise self.taken_back()
+
     def confirm(self, settle: Callable[[Settlement], object]) -> None:
         """Ask the server to make the delivery final. `settle` gets what that came to, in another thread.
 
         Raises:
             RunCancelledError: the run was abandoned meanwhile; nothing was asked.
         """
-        if not self._owes_cancel:
-            raise self.taken_back()
+        self.check_wanted()
         self._ticket = self._session.confirm(self.request_id, settle)
 
     def deliver(self, episode: Episode, settlement: Settlement) -> Episode:
@@ -166,6 +178,10 @@ class Intake:
             self._owes_cancel = False
             if self._ticket is not None:
                 self._session.withdraw(self._ticket)
+            if sys.is_finalizing():
+                # As when nobody closed a coroutine: no thread runs any more, and to start one takes for ever.
+                _LOG.warning("run=%s: not cancelled, the interpreter is ending", shown_id(self.request_id))
+                return
             self._tell(self.request_id, cause)
 
     def taken_back(self) -> RunCancelledError:

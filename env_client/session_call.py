@@ -115,7 +115,8 @@ class SessionCall:
         error: grpc.RpcError | None = None
         try:
             for response in self._call:
-                self._post(Received(self, response))
+                for frame in (response, *response.more):
+                    self._post(Received(self, frame))
         except grpc.RpcError as raised:
             error = raised
         finally:

@@ -7,13 +7,12 @@ import queue
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from envtrio.v1.env_service_pb2 import ConfirmOutcome
-
 from env_client.confirmations import Confirmations, Verdict, pause_seconds
 from env_client.courier import DEFAULT_WINDOW_SECONDS
 from env_client.errors import SessionEndedError, shown_id
 from env_client.session_call import CallEvent, Ended, SessionCall, Writable
 from env_client.statuses import env_error
+from env_client.verdicts import VERDICTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,13 +26,6 @@ _FINAL_CODES: Final = frozenset(
     {"FAILED_PRECONDITION", "INVALID_ARGUMENT", "PERMISSION_DENIED", "UNAUTHENTICATED"}
 )
 _FINAL_REASONS: Final = frozenset({"SESSION_SUPERSEDED"})
-# All others, also those of a later version, mean: not known here.
-_VERDICTS: Final = {
-    ConfirmOutcome.CONFIRM_OUTCOME_CONFIRMED: Verdict.CONFIRMED,
-    ConfirmOutcome.CONFIRM_OUTCOME_DISCARDED: Verdict.DISCARDED,
-    ConfirmOutcome.CONFIRM_OUTCOME_WORKER_LOST: Verdict.WORKER_LOST,
-}
-
 Settlement: TypeAlias = Verdict | SessionEndedError
 """What a confirmation came to; the error, if the session was ended for good before it was answered."""
 
@@ -172,7 +164,7 @@ class SessionDriver:
     def _answered(self, answers: ConfirmAnswers) -> None:
         now = self._clock()
         for answer in answers.answers:
-            verdict = _VERDICTS.get(answer.outcome)
+            verdict = VERDICTS.get(answer.outcome)
             if self._confirmations.answer(answer.request_id, verdict, now) and verdict is not None:
                 self._settle(answer.request_id, verdict)
 

@@ -4,18 +4,31 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+import grpc
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
 from env_client.errors import EnvError, error_class, shown_id
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    import grpc
+    from collections.abc import Awaitable, Iterable
 
 _DOMAIN: Final = "envtrio"
 _DETAILS_KEY: Final = "grpc-status-details-bin"
+_CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
+
+
+def rpc_error(code: int, message: str, details: bytes = b"") -> grpc.aio.AioRpcError:
+    """What gRPC would raise for a call of this status.
+
+    Args:
+        code: number of a gRPC status code; what is none counts as UNKNOWN.
+        message: the status message.
+        details: a serialized google.rpc.Status; empty: none.
+    """
+    trailing = grpc.aio.Metadata((_DETAILS_KEY, details)) if details else grpc.aio.Metadata()
+    known = _CODES.get(code, grpc.StatusCode.UNKNOWN)
+    return grpc.aio.AioRpcError(known, grpc.aio.Metadata(), trailing, message)
 
 
 def env_error(error: grpc.RpcError, request_id: str = "") -> EnvError:
@@ -48,6 +61,18 @@ def env_error(error: grpc.RpcError, request_id: str = "") -> EnvError:
         metadata=metadata,
         retry_after=retry_after,
     )
+
+
+async def translated(call: Awaitable[Any], request_id: str = "") -> Any:
+    """What the call answers.
+
+    Raises:
+        EnvError: as `env_error` says.
+    """
+    try:
+        return await call
+    except grpc.RpcError as error:
+        raise env_error(error, request_id) from error
 
 
 def _details(trailing: Iterable[Any]) -> list[Any]:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import inspect
 from collections import deque
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import grpc
 
@@ -18,15 +18,18 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from envtrio.v1.delta_pb2 import TraceDelta
-    from envtrio.v1.env_service_pb2 import RunRequest
     from envtrio.v1.episode_pb2 import Episode
 
+    from env_client.lane import Lane
+    from env_client.lane_run import RunCall
     from env_client.session_driver import Settlement
 
     OnDelta: TypeAlias = Callable[[TraceDelta], Awaitable[object] | object]
-    RunCall: TypeAlias = grpc.aio.UnaryStreamCall[RunRequest, bytes]
 
 _T = TypeVar("_T")
+
+_LANE_SECONDS: Final = 1.0
+"""How long a confirmation in the lane may take; nobody repeats it there."""
 
 
 class EpisodeStream:
@@ -38,7 +41,7 @@ class EpisodeStream:
 
     Args:
         intake: the run.
-        call: sends the request and returns the call, whose messages are serialized DeltaStreams.
+        begin: sends the request; returns the call, and the lane that may confirm the delivery.
         timeout: seconds from entering the context until the episode must have been delivered; None: no limit.
         entered: holds the stream while its context is entered, so that closing the client can end it.
     """
@@ -46,19 +49,20 @@ class EpisodeStream:
     def __init__(
         self,
         intake: Intake,
-        call: Callable[[], RunCall],
+        begin: Callable[[], tuple[RunCall, Lane]],
         timeout: float | None,
         entered: MutableSet[EpisodeStream],
     ) -> None:
         self._intake = intake
-        self._make_call = call
+        self._begin = begin
         self._call: RunCall | None = None
+        self._lane: Lane | None = None
         self._timeout = timeout
         self._entered = entered
         self._deadline: float | None = None
         self._landed: deque[TraceDelta] = deque()
         self._failed: BaseException | None = None
-        self._answer: asyncio.Future[Settlement] | None = None
+        self._answer: asyncio.Future[Any] | None = None
 
     @property
     def request_id(self) -> str:
@@ -78,7 +82,7 @@ class EpisodeStream:
     async def __aenter__(self) -> EpisodeStream:
         if self._timeout is not None:
             self._deadline = asyncio.get_running_loop().time() + self._timeout
-        self._call = self._make_call()
+        self._call, self._lane = self._begin()
         self._entered.add(self)
         return self
 
@@ -88,6 +92,10 @@ class EpisodeStream:
         self._entered.discard(self)
         # Awaits nothing: it also runs in coroutines that are closed while their loop is torn down.
         self.abandon("the caller left the stream" if error is None else cause_of(error))
+        if self._failed is not None:
+            # The exception holds this stream, by its traceback. Were it held in turn, both would wait
+            # for the garbage collector.
+            self._failed = self._intake.taken_back()
 
     def __aiter__(self) -> EpisodeStream:
         return self
@@ -156,13 +164,36 @@ class EpisodeStream:
         except grpc.RpcError as error:
             raise self._intake.ended(error, self._timeout) from error
         if data is grpc.aio.EOF:
-            episode = await self._off_loop(self._intake.conclude, self._intake.is_big)
+            conclude = self._intake.conclude
+            episode = await asyncio.to_thread(conclude) if self._intake.is_big else conclude()
             self._check_deadline()
             self._intake.deliver(episode, await self._confirmed())
             return None
-        return await self._off_loop(lambda: self._intake.take(data), len(data) > BIG_BYTES)
+        if len(data) > BIG_BYTES:
+            return await asyncio.to_thread(self._intake.take, data)
+        return self._intake.take(data)
 
     async def _confirmed(self) -> Settlement:
+        return await self._confirmed_in_lane() or await self._confirmed_in_session()
+
+    async def _confirmed_in_lane(self) -> Settlement | None:
+        """Confirm it where that costs little. None where no lane is open, or its answer is not the last word:
+        then it is for the session, which repeats it, and knows when its time is over."""
+        self._intake.check_wanted()
+        assert self._lane is not None, "it was entered"
+        if (answer := self._lane.confirm(self.request_id)) is None:
+            return None
+        self._answer = answer
+        try:
+            async with asyncio.timeout(_LANE_SECONDS):
+                verdict: Settlement | None = await answer
+                return verdict
+        except TimeoutError:
+            return None
+        finally:
+            self._lane.forget(self.request_id)
+
+    async def _confirmed_in_session(self) -> Settlement:
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Settlement] = loop.create_future()
 
@@ -173,10 +204,6 @@ class EpisodeStream:
         self._answer = answer
         self._intake.confirm(settle)
         return await answer
-
-    @staticmethod
-    async def _off_loop(work: Callable[[], _T], big: bool) -> _T:
-        return await asyncio.to_thread(work) if big else work()
 
     async def _guarded(self, work: Callable[[], Awaitable[_T]]) -> _T:
         """Do `work` within the deadline; whatever ends it otherwise ends the run at once."""
@@ -199,16 +226,16 @@ class EpisodeStream:
             if not limit.expired():  # on_delta's own.
                 self._fail(error, cause_of(error))
                 raise
-            expired = self._intake.expired(self._timeout)
-            self._fail(expired, "the deadline passed")
-            raise expired from error
+            # Not by way of a local variable, which the exception's traceback would hold as well.
+            raise self._fail(self._intake.expired(self._timeout), "the deadline passed") from error
         except BaseException as error:
             self._fail(error, cause_of(error))
             raise
 
-    def _fail(self, error: BaseException, cause: str) -> None:
-        self._failed = error if isinstance(error, EnvError) else self._intake.taken_back()
+    def _fail(self, error: BaseException, cause: str) -> EnvError:
+        self._failed = failed = error if isinstance(error, EnvError) else self._intake.taken_back()
         self.abandon(cause)
+        return failed
 
     def _check_deadline(self) -> None:
         # Work that does not suspend is not interrupted by asyncio's timeout.

@@ -62,6 +62,10 @@ class SyncEpisodeStream:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.abandon("the caller left the stream" if error is None else cause_of(error))
+        if self._failed is not None:
+            # The exception holds this stream, by its traceback. Were it held in turn, both would wait
+            # for the garbage collector.
+            self._failed = self._intake.taken_back()
 
     def __iter__(self) -> Self:
         return self
@@ -110,7 +114,8 @@ class SyncEpisodeStream:
         try:
             data: bytes | None = next(self._call, None)
         except grpc.RpcError as error:
-            raise self._intake.ended(error, self._timeout) from error
+            # The error is the call itself, so its traceback would hold it, and this stream with it.
+            raise self._intake.ended(error, self._timeout) from error.with_traceback(None)
         if data is not None:
             return self._intake.take(data)
         episode = self._intake.conclude()

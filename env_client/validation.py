@@ -1,4 +1,4 @@
-"""Checking a whole episode once, at its end. Pure, and vectorised over each trace's nodes."""
+"""Checking a whole episode once, at its end. Pure, and fast where nothing is wrong."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from env_client.errors import ValidationError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from envtrio.v1.episode_pb2 import Episode, Trace
-    from numpy.typing import NDArray
+    from envtrio.v1.episode_pb2 import Episode, Node, Trace
 
 _TOKEN_BYTES: Final = 4
 _LOGPROB_BYTES: Final = 4
@@ -31,69 +30,67 @@ def check_episode(episode: Episode) -> None:
     """
     sizes = {trace.header.trace_id: len(trace.nodes) for trace in episode.traces}
     for trace in episode.traces:
-        _check_parents(trace)
-        _check_streams(trace)
+        # Each walk over a repeated field makes Python objects of its messages: one walk, one list.
+        nodes = list(trace.nodes)
+        _check_parents(trace, nodes)
+        _check_streams(trace, nodes)
         _check_references(trace, sizes)
-        _check_json(trace)
+        _check_json(trace, nodes)
         _check_numbers(trace)
 
 
-def _check_parents(trace: Trace) -> None:
-    # A root counts as -1, which is before every node.
-    parents = np.fromiter(
-        (node.parent if node.HasField("parent") else -1 for node in trace.nodes), np.int64, len(trace.nodes)
-    )
-    indices = np.arange(len(parents))
-    bad = _first(parents >= indices)
-    if bad is not None:
-        _fail(trace, f"nodes[{bad}].parent", parents[bad], f"an earlier node than {bad}, or none")
+def _check_parents(trace: Trace, nodes: Sequence[Node]) -> None:
+    for index, node in enumerate(nodes):
+        # A root's absent parent reads as 0, which is before every node but the first.
+        if node.parent >= index and node.HasField("parent"):
+            _fail(trace, f"nodes[{index}].parent", node.parent, f"an earlier node than {index}, or none")
 
 
-def _check_streams(trace: Trace) -> None:
-    nodes = trace.nodes
-    token_bytes = _lengths([node.token_ids for node in nodes])
-    bad = _first(token_bytes % _TOKEN_BYTES != 0)
-    if bad is not None:
-        _fail(trace, f"nodes[{bad}].token_ids", f"{token_bytes[bad]} bytes", f"a multiple of {_TOKEN_BYTES}")
-    tokens = token_bytes // _TOKEN_BYTES
+def _check_streams(trace: Trace, nodes: Sequence[Node]) -> None:
+    token_bytes = [len(node.token_ids) for node in nodes]
+    for index, size in enumerate(token_bytes):
+        if size % _TOKEN_BYTES:
+            _fail(trace, f"nodes[{index}].token_ids", f"{size} bytes", f"a multiple of {_TOKEN_BYTES}")
+    tokens = [size // _TOKEN_BYTES for size in token_bytes]
 
     masks = [node.mask for node in nodes]
-    _check_lengths(trace, "mask", _lengths(masks), tokens, may_be_empty=False)
+    _check_lengths(trace, "mask", masks, tokens, may_be_empty=False)
     _check_flags(trace, "mask", masks)
     contents = [node.is_content for node in nodes]
-    _check_lengths(trace, "is_content", _lengths(contents), tokens, may_be_empty=True)
+    _check_lengths(trace, "is_content", contents, tokens, may_be_empty=True)
     _check_flags(trace, "is_content", contents)
 
-    sampled = np.fromiter((flags.count(1) for flags in masks), np.int64, len(masks))
-    logprobs = _lengths([node.logprobs for node in nodes])
-    _check_lengths(trace, "logprobs", logprobs, sampled * _LOGPROB_BYTES, may_be_empty=True)
+    logprob_bytes = [mask.count(1) * _LOGPROB_BYTES for mask in masks]
+    _check_lengths(trace, "logprobs", [node.logprobs for node in nodes], logprob_bytes, may_be_empty=True)
 
 
 def _check_lengths(
-    trace: Trace, field: str, found: NDArray[np.int64], expected: NDArray[np.int64], *, may_be_empty: bool
+    trace: Trace, field: str, streams: Sequence[bytes], expected: list[int], *, may_be_empty: bool
 ) -> None:
-    wrong = found != expected
-    if may_be_empty:
-        wrong &= found != 0
-    bad = _first(wrong)
-    if bad is not None:
-        wanted = f"{expected[bad]} bytes" + (" or none" if may_be_empty else "")
-        _fail(trace, f"nodes[{bad}].{field}", f"{found[bad]} bytes", wanted)
+    found = list(map(len, streams))
+    if found == expected:
+        return
+    for index, (size, wanted) in enumerate(zip(found, expected, strict=True)):
+        if size != wanted and (size or not may_be_empty):
+            or_none = " or none" if may_be_empty else ""
+            _fail(trace, f"nodes[{index}].{field}", f"{size} bytes", f"{wanted} bytes{or_none}")
 
 
 def _check_flags(trace: Trace, field: str, streams: Sequence[bytes]) -> None:
+    # All nodes at once: a call into numpy costs as much as a hundred tokens.
     flags = np.frombuffer(b"".join(streams), np.uint8)
     if flags.size and flags.max() > 1:
         for index, stream in enumerate(streams):
-            bad = _first(np.frombuffer(stream, np.uint8) > 1)
-            if bad is not None:
-                _fail(trace, f"nodes[{index}].{field}[{bad}]", stream[bad], "0 or 1")
+            wrong = np.flatnonzero(np.frombuffer(stream, np.uint8) > 1)
+            if wrong.size:
+                _fail(trace, f"nodes[{index}].{field}[{wrong[0]}]", stream[wrong[0]], "0 or 1")
 
 
 def _check_references(trace: Trace, sizes: Mapping[str, int]) -> None:
     count = len(trace.nodes)
     for index, call in enumerate(trace.calls):
-        if call.HasField("node") and call.node >= count:
+        # An absent node reads as 0.
+        if call.node >= count and call.HasField("node"):
             _fail(trace, f"calls[{index}].node", call.node, f"a node below {count}")
     for index, link in enumerate(trace.links):
         if link.source >= count:
@@ -105,12 +102,12 @@ def _check_references(trace: Trace, sizes: Mapping[str, int]) -> None:
             _fail(trace, f"links[{index}].target", link.target, f"a node below {sizes[other]} of {other!r}")
 
 
-def _check_json(trace: Trace) -> None:
+def _check_json(trace: Trace, nodes: Sequence[Node]) -> None:
     for key, text in trace.info_json.items():
         _parsed(trace, f"info_json[{key!r}]", text)
     if trace.HasField("tools_json"):
         _check_tools(trace, "tools_json", trace.tools_json)
-    for index, node in enumerate(trace.nodes):
+    for index, node in enumerate(nodes):
         if node.tools_json:
             _check_tools(trace, f"nodes[{index}].tools_json", node.tools_json)
 
@@ -141,15 +138,6 @@ def _check_numbers(trace: Trace) -> None:
     for key, metric in trace.metrics.items():
         if not math.isfinite(metric):
             _fail(trace, f"metrics[{key!r}]", metric, "a finite number")
-
-
-def _lengths(streams: Sequence[bytes]) -> NDArray[np.int64]:
-    return np.fromiter(map(len, streams), np.int64, len(streams))
-
-
-def _first(wrong: NDArray[np.bool_]) -> int | None:
-    places = np.flatnonzero(wrong)
-    return int(places[0]) if places.size else None
 
 
 def _fail(trace: Trace, field: str, found: object, expected: str) -> NoReturn:

@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import weakref
+from collections import deque
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
@@ -54,6 +55,8 @@ class EnvironmentLoop:
             weakref.WeakKeyDictionary()
         )
         self._ended = False
+        self._inbox: Final[deque[Callable[[], None]]] = deque()
+        self._armed = False
         self._pid: Final = os.getpid()
         _loops.add(self)
 
@@ -83,7 +86,7 @@ class EnvironmentLoop:
             self._tasks[outcome] = task
             self._runs_of_tasks[task] = run
 
-        self._loop.call_soon_threadsafe(start)
+        self._have_called(start)
         return outcome
 
     def cancel(self, outcome: Outcome) -> None:
@@ -93,7 +96,7 @@ class EnvironmentLoop:
             if (task := self._tasks.get(outcome)) is not None:
                 task.cancel()
 
-        self._loop.call_soon_threadsafe(cancel)
+        self._have_called(cancel)
 
     def ping(self, answer: Callable[[], None]) -> None:
         """Have `answer` called in the environments' thread, as soon as no environment blocks it. Never once
@@ -118,6 +121,24 @@ class EnvironmentLoop:
 
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(stop)
+
+    def _have_called(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called in the environments' thread, after those that came before it. To wake that
+        thread costs more than most of what is called: what comes until it wakes is called then too."""
+        self._inbox.append(callback)
+        if self._armed:
+            return  # `_empty_inbox` disarms before it looks: it finds this one
+        self._armed = True
+        try:
+            self._loop.call_soon_threadsafe(self._empty_inbox)
+        except RuntimeError:  # the loop is closed: whoever comes next shall hear of it too
+            self._armed = False
+            raise
+
+    def _empty_inbox(self) -> None:
+        self._armed = False
+        while self._inbox:
+            self._inbox.popleft()()
 
     def _new_task(self, loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
         """Tasks that an environment starts belong to its run."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
+import secrets
 import time
-import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -39,6 +40,8 @@ logger = logging.getLogger(__name__)
 
 SLOW_CANCEL_SECONDS: Final = 5.0
 """An environment that takes longer to end after it was cancelled is named in the log."""
+_EPISODE_IDS: Final = random.Random(secrets.randbits(256))
+"""Unique, not secret: asking the system for each would cost a call."""
 _KEEP_AHEAD: Final = frozenset({State.QUEUED, State.RUNNING, State.KEEPING, State.KEEPING_ABANDONED})
 """Where `keep` may still be called, or has not returned."""
 
@@ -77,7 +80,7 @@ class Run:
         self._loop: Final = asyncio.get_running_loop()
         self._wake: Final = asyncio.Event()
         self.episode = Episode(
-            uuid.uuid4().hex,
+            f"{_EPISODE_IDS.getrandbits(128):032x}",
             spec.environment_name,
             dict(spec.task),
             spec.request_id,

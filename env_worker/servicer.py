@@ -8,11 +8,12 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import grpc
-from envtrio.v1 import env_service_pb2, errors_pb2
+from envtrio.v1 import env_service_pb2
 
 from env_worker.delta.limits import MAX_MESSAGE_BYTES
 from env_worker.delta.streamer import DELTA_TARGET_BYTES
 from env_worker.domain.ledger import CancelOutcome
+from env_worker.entrance import Entrance, fault, log_refusal
 from env_worker.port import RunPort
 from env_worker.request import (
     BIG_REQUEST_BYTES,
@@ -21,9 +22,8 @@ from env_worker.request import (
     check_name,
     check_request_id,
     decoded,
-    read_request,
 )
-from env_worker.sessions import CAPABILITY
+from env_worker.sessions import CAPABILITIES
 from env_worker.status import Refusal
 from env_worker.unread import UnreadLimit
 
@@ -84,36 +84,34 @@ class EnvServicer:
         capabilities: Callable[[], list[str]] = list,
     ) -> None:
         self._runner: Final = runner
+        self._entrance: Final = Entrance(runner, environments, model, named=sessions.named, clock=clock)
         self._environments: Final = environments
         self._model: Final = model
         self._sessions: Final = sessions
         self._instance: Final = instance
-        self._clock: Final = clock
         self._capabilities: Final = capabilities
 
     async def Run(self, data: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
         """See EnvService.Run in env_service.proto. Messages are written as the bytes that the diff made."""
-        remaining = context.time_remaining()  # None: no deadline
         port: RunPort[Refusal] = RunPort()
         try:
-            deadline = None if remaining is None else self._clock() + remaining
-            arguments = (data, self._environments, self._model, deadline)
+            deadline = self._entrance.deadline(context.time_remaining())
             big = len(data) > BIG_REQUEST_BYTES
-            spec = await asyncio.to_thread(_read_run, *arguments) if big else _read_run(*arguments)
-            self._sessions.named(spec.session_id)
+            spec = await asyncio.to_thread(self._read, data, deadline) if big else self._read(data, deadline)
             # Last: from here on only `_drain` may fail, which gives it up.
-            run = self._runner.start(spec, port, len(data))
+            run = self._entrance.admit(spec, port, len(data))
             del spec
         except Refusal as refusal:
             await self._abort(context, refusal)
         except Exception as error:
-            logger.exception("reason=INTERNAL a fault of the worker itself")
-            fault = f"{type(error).__name__}: {error}; report it with the worker's log"
-            await self._abort(context, Refusal(errors_pb2.ERROR_REASON_INTERNAL, fault))
+            await self._abort(context, fault(error))
         await self._drain(port, run, context)
         del run  # the status may wait for a caller that does not read, and nothing else with it
         if port.ending is not None:
             await self._abort(context, port.ending)
+
+    def _read(self, data: bytes, deadline: float | None) -> RunSpec:
+        return self._entrance.read(decoded(env_service_pb2.RunRequest, data), deadline)
 
     async def _drain(
         self,
@@ -183,35 +181,27 @@ class EnvServicer:
             ),
             late_cancel_seconds=self._runner.table.late_cancel_seconds,
             session_grace_seconds=self._sessions.table.grace_seconds,
-            capabilities=[CAPABILITY, *self._capabilities()],
+            capabilities=[*CAPABILITIES, *self._capabilities()],
             ready_workers=int(self._runner.accepting),
         )
 
     async def Session(
-        self,
-        request_iterator: object,
-        context: grpc.aio.ServicerContext[env_service_pb2.SessionRequest, env_service_pb2.SessionResponse],
+        self, request_iterator: object, context: grpc.aio.ServicerContext[bytes, bytes]
     ) -> None:
-        """See EnvService.Session in env_service.proto."""
+        """See EnvService.Session in env_service.proto. Messages are read and written as bytes."""
         try:
-            await self._sessions.carry(context)
+            await self._sessions.carry(context, self._entrance)
         except Refusal as refusal:
             await self._abort(context, refusal)
 
     async def _abort(self, context: grpc.aio.ServicerContext[Any, Any], refusal: Refusal) -> NoReturn:
-        logger.info("reason=%s %s", refusal.reason_name, refusal.message)
+        log_refusal(refusal)
         await context.abort(refusal.code, refusal.message, refusal.trailing_metadata())
 
 
-def _read_run(
-    data: bytes, environments: EnvironmentRegistry, model: ModelClient, deadline: float | None
-) -> RunSpec:
-    return read_request(decoded(env_service_pb2.RunRequest, data), environments, model, deadline)
-
-
 def method_handlers(servicer: EnvServicer) -> grpc.GenericRpcHandler:
-    """The service's handlers: those that the generated code makes, except that Run writes bytes as they
-    are, and that requests are decoded by the handlers, which say what is wrong with them."""
+    """The service's handlers: those that the generated code makes, except that Run and Session write bytes
+    as they are, and that requests are decoded by the handlers, which say what is wrong with them."""
     return grpc.method_handlers_generic_handler(
         SERVICE_NAME,
         {
@@ -224,10 +214,6 @@ def method_handlers(servicer: EnvServicer) -> grpc.GenericRpcHandler:
                 servicer.Describe,
                 response_serializer=env_service_pb2.DescribeResponse.SerializeToString,
             ),
-            "Session": grpc.stream_stream_rpc_method_handler(
-                servicer.Session,
-                request_deserializer=env_service_pb2.SessionRequest.FromString,
-                response_serializer=env_service_pb2.SessionResponse.SerializeToString,
-            ),
+            "Session": grpc.stream_stream_rpc_method_handler(servicer.Session),
         },
     )

@@ -9,39 +9,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 from envtrio.v1 import delta_pb2, episode_pb2
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from env_worker.domain import (
     Call,
-    CallAdded,
-    Change,
     Episode,
     EpisodeError,
-    ErrorAdded,
-    Finished,
     ImagePart,
-    InfoSet,
     InvalidTaskError,
     JsonObject,
     JsonPart,
     Link,
-    LinkAdded,
     Message,
-    MetricSet,
     Node,
-    NodeAdded,
-    OkSet,
     Part,
     Pending,
-    PendingSet,
     Reward,
-    RewardSet,
     SamplingParams,
-    StopSet,
     TextPart,
-    ToolsSet,
     Trace,
 )
 from env_worker.strict_json import InvalidFieldError, parse_json
@@ -52,6 +40,8 @@ if TYPE_CHECKING:
     from envtrio.v1 import env_service_pb2
 
 _NANOS: Final = 1_000_000_000
+_INT32: Final = np.dtype("<i4")
+_FLOAT32: Final = np.dtype("<f4")
 
 _ROLES: Final[Mapping[str, episode_pb2.Role.ValueType]] = {
     "system": episode_pb2.ROLE_SYSTEM,
@@ -76,102 +66,69 @@ def header(trace: Trace) -> episode_pb2.TraceHeader:
     )
 
 
-def partial_trace(change: Change) -> episode_pb2.Trace:
-    """A Trace that holds nothing but `change`: merged behind what came before it, it is the change.
-
-    TypeError for a preview, which is no part of a trace: see `pending`.
-    """
-    match change:
-        case NodeAdded(_, added_node):
-            return episode_pb2.Trace(nodes=[node(added_node)])
-        case CallAdded(_, added_call):
-            return episode_pb2.Trace(calls=[call(added_call)])
-        case ErrorAdded(_, added_error):
-            return episode_pb2.Trace(errors=[error(added_error)])
-        case LinkAdded(_, added_link):
-            return episode_pb2.Trace(links=[link(added_link)])
-        case RewardSet(name, new_reward):
-            return episode_pb2.Trace(rewards={name: reward(new_reward)})
-        case MetricSet(name, value):
-            return episode_pb2.Trace(metrics={name: value})
-        case InfoSet(key, json_text):
-            return episode_pb2.Trace(info_json={key: json_text})
-        case OkSet(ok):
-            return episode_pb2.Trace(ok=ok)
-        case StopSet(condition):
-            return episode_pb2.Trace(stop_condition=condition)
-        case ToolsSet(json_text):
-            return episode_pb2.Trace(tools_json=json_text)
-        case Finished(unix_ns):
-            return episode_pb2.Trace(finished_unix_nanos=unix_ns)
-        case PendingSet():
-            raise TypeError("a preview is no part of a trace; send it as TraceDelta.pending")
-
-
 def pending(preview: Pending | None) -> delta_pb2.Pending:
     """What the model is being asked; empty for None, which drops the preview."""
-    if preview is None:
-        return delta_pb2.Pending()
-    return delta_pb2.Pending(parent=preview.parent, messages=map(message, preview.messages))
+    made = delta_pb2.Pending()
+    if preview is not None:
+        if preview.parent is not None:
+            made.parent = preview.parent
+        for each in preview.messages:
+            _write_message(each, made.messages.add())
+    return made
 
 
 def node(source: Node) -> episode_pb2.Node:
     """The streamed part of a node, without its training arrays."""
-    return episode_pb2.Node(
-        parent=source.parent,
-        message=message(source.message),
-        token_ids=source.token_ids.astype("<i4", copy=False).tobytes(),
-        mask=source.mask.tobytes(),
-        is_content=source.is_content.tobytes(),
-        logprobs=source.logprobs.astype("<f4", copy=False).tobytes(),
-        sampled=source.sampled,
-        created_unix_nanos=_nanos(source.created_at),
-        tools_json=source.tools_json,
-    )
+    made = episode_pb2.Node()
+    if source.parent is not None:
+        made.parent = source.parent
+    _write_message(source.message, made.message)
+    made.token_ids = source.token_ids.astype(_INT32, copy=False).tobytes()
+    made.mask = source.mask.tobytes()
+    if len(source.is_content):
+        made.is_content = source.is_content.tobytes()
+    if len(source.logprobs):
+        made.logprobs = source.logprobs.astype(_FLOAT32, copy=False).tobytes()
+    made.sampled = source.sampled
+    made.created_unix_nanos = _nanos(source.created_at)
+    if source.tools_json:
+        made.tools_json = source.tools_json
+    return made
 
 
 def message(source: Message) -> episode_pb2.Message:
     """A chat message. A plain text is one text part, the empty text none."""
-    if isinstance(source.content, str):
-        content = [episode_pb2.ContentPart(text=source.content)] if source.content else []
-    else:
-        content = [_part(part) for part in source.content]
-    return episode_pb2.Message(
-        role=_ROLES[source.role],
-        content=content,
-        reasoning=source.reasoning,
-        tool_calls=[
-            episode_pb2.ToolCall(id=wish.id, name=wish.name, arguments=wish.arguments)
-            for wish in source.tool_calls
-        ],
-        tool_call_id=source.tool_call_id,
-        name=source.name,
-        extra_json=source.extra_json,
-    )
+    made = episode_pb2.Message()
+    _write_message(source, made)
+    return made
 
 
 def call(source: Call) -> episode_pb2.Call:
     """A request to a model. Where the engine counted no token at all it gave no counts."""
-    counted = bool(source.prompt_tokens or source.completion_tokens)
-    return episode_pb2.Call(
-        node=source.node,
-        model=source.model,
-        simulated=source.simulated,
-        endpoint=source.endpoint,
-        started_at=_timestamp(source.started_at),
-        duration=_duration(source.duration_seconds),
-        prompt_tokens=source.prompt_tokens if counted else None,
-        completion_tokens=source.completion_tokens if counted else None,
-        cached_tokens=source.cached_tokens,
-        finish_reason=source.finish_reason,
-        error=None if source.error is None else error(source.error),
-        attempt=source.attempt,
-        weight_versions=[
-            episode_pb2.WeightVersionSpan(version=span.version, start=span.start, end=span.end)
-            for span in source.weight_versions
-        ],
-        dialect=source.dialect,
-    )
+    made = episode_pb2.Call()
+    if source.node is not None:
+        made.node = source.node
+    made.model = source.model
+    if source.simulated:
+        made.simulated = source.simulated
+    made.endpoint = source.endpoint
+    _write_seconds(source.started_at, made.started_at)
+    _write_seconds(source.duration_seconds, made.duration)
+    if source.prompt_tokens or source.completion_tokens:
+        if source.prompt_tokens is not None:
+            made.prompt_tokens = source.prompt_tokens
+        if source.completion_tokens is not None:
+            made.completion_tokens = source.completion_tokens
+    if source.cached_tokens is not None:
+        made.cached_tokens = source.cached_tokens
+    made.finish_reason = source.finish_reason
+    if source.error is not None:
+        made.error.CopyFrom(error(source.error))
+    made.attempt = source.attempt
+    for span in source.weight_versions:
+        made.weight_versions.add(version=span.version, start=span.start, end=span.end)
+    made.dialect = source.dialect
+    return made
 
 
 def link(source: Link) -> episode_pb2.Link:
@@ -218,14 +175,40 @@ def head(
     )
 
 
-def _part(part: Part) -> episode_pb2.ContentPart:
+# A submessage is written where it stands: one that is made apart and handed over is copied field by field.
+
+
+def _write_message(source: Message, made: episode_pb2.Message) -> None:
+    made.role = _ROLES[source.role]
+    if not isinstance(source.content, str):
+        for part in source.content:
+            _write_part(part, made.content.add())
+    elif source.content:
+        made.content.add().text = source.content
+    if source.reasoning:
+        made.reasoning = source.reasoning
+    for wish in source.tool_calls:
+        made.tool_calls.add(id=wish.id, name=wish.name, arguments=wish.arguments)
+    if source.tool_call_id:
+        made.tool_call_id = source.tool_call_id
+    if source.name:
+        made.name = source.name
+    if source.extra_json:
+        made.extra_json = source.extra_json
+
+
+def _write_part(part: Part, made: episode_pb2.ContentPart) -> None:
     match part:
         case TextPart(text):
-            return episode_pb2.ContentPart(text=text)
+            made.text = text
         case ImagePart(url):
-            return episode_pb2.ContentPart(image_url=url)
+            made.image_url = url
         case JsonPart(json_text):
-            return episode_pb2.ContentPart(json=json_text)
+            made.json = json_text
+
+
+def _write_seconds(seconds: float, made: Timestamp | Duration) -> None:
+    made.seconds, made.nanos = divmod(_nanos(seconds), _NANOS)
 
 
 def _nanos(seconds: float) -> int:
@@ -233,13 +216,15 @@ def _nanos(seconds: float) -> int:
 
 
 def _timestamp(unix_seconds: float) -> Timestamp:
-    seconds, nanos = divmod(_nanos(unix_seconds), _NANOS)
-    return Timestamp(seconds=seconds, nanos=nanos)
+    made = Timestamp()
+    _write_seconds(unix_seconds, made)
+    return made
 
 
 def _duration(seconds: float) -> Duration:
-    whole, nanos = divmod(_nanos(seconds), _NANOS)
-    return Duration(seconds=whole, nanos=nanos)
+    made = Duration()
+    _write_seconds(seconds, made)
+    return made
 
 
 # What is asked.

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.helpers.parallel import PoolScheduling
+    from tests.helpers.stub_client import Transport
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -33,3 +34,11 @@ def new_gate(tmp_path: Path) -> Iterator[Callable[[], Gate]]:
     numbers = itertools.count()
     with ExitStack() as stack:
         yield lambda: stack.enter_context(closing(Gate(tmp_path / f"gate-{next(numbers)}")))
+
+
+@pytest.fixture(params=["run", "session"])
+def transport(request: pytest.FixtureRequest) -> Transport:
+    """How a stub client carries its runs: each by a Run of its own, and all in the stream of a session. A
+    test that is about one of the two says so by `parametrize`."""
+    transport: Transport = request.param
+    return transport

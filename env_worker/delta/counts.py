@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from envtrio.v1 import delta_pb2
@@ -15,26 +16,17 @@ if TYPE_CHECKING:
 
 def count_sent(trace: Trace, cursor: TraceCursor) -> delta_pb2.TraceCounts:
     """The counts of `trace` up to `cursor`: of what was sent, not of what was written since."""
-    counts = delta_pb2.TraceCounts(trace_id=trace.id, deltas=cursor.seq)
-    rewards: set[str] = set()
-    metrics: set[str] = set()
-    info: set[str] = set()
-    for change in trace.journal.entries[: cursor.position]:
-        match change:
-            case NodeAdded(_, node):
-                counts.nodes += 1
-                counts.tokens += len(node.token_ids)
-            case CallAdded():
-                counts.calls += 1
-            case ErrorAdded():
-                counts.errors += 1
-            case LinkAdded():
-                counts.links += 1
-            case RewardSet(name, _):
-                rewards.add(name)
-            case MetricSet(name, _):
-                metrics.add(name)
-            case InfoSet(key, _):
-                info.add(key)
-    counts.rewards, counts.metrics, counts.info_entries = len(rewards), len(metrics), len(info)
-    return counts
+    sent = trace.journal.entries[: cursor.position]
+    kinds = Counter(map(type, sent))
+    return delta_pb2.TraceCounts(
+        trace_id=trace.id,
+        deltas=cursor.seq,
+        nodes=kinds[NodeAdded],
+        calls=kinds[CallAdded],
+        errors=kinds[ErrorAdded],
+        links=kinds[LinkAdded],
+        rewards=len({change.name for change in sent if isinstance(change, RewardSet)}),
+        metrics=len({change.name for change in sent if isinstance(change, MetricSet)}),
+        info_entries=len({change.key for change in sent if isinstance(change, InfoSet)}),
+        tokens=sum(len(change.node.token_ids) for change in sent if isinstance(change, NodeAdded)),
+    )

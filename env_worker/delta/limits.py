@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from envtrio.v1 import episode_pb2
 from google.protobuf.message import Message
 
 from env_worker import wire
+from env_worker.delta.records import record
 from env_worker.domain import (
     CallAdded,
     ErrorAdded,
@@ -54,31 +56,46 @@ def check_bound(change: Change, trace_id: str, limit: int) -> None:
     So nothing is encoded that is too large: that would stop every other run for as long as it takes.
     """
     match change:
-        case NodeAdded(index, node):
-            total = sum(length for _, length in _node_lengths(node))
-            lengths = _node_lengths(node) if total > limit else iter(())
-            path = f"nodes[{index}]"
+        case NodeAdded(_, node):
+            total = _node_bytes(node)
         case PendingSet(Pending(messages)):
-            total = sum(length for message in messages for _, length in _message_lengths(message))
-            lengths = (item for message in messages for item in _message_lengths(message))
-            path = "pending.messages[]"
-        case InfoSet(key, text):
-            total, lengths, path = len(text), iter([("", len(text))]), f"info_json[{key!r}]"
-        case ToolsSet(text):
-            total, lengths, path = len(text), iter([("", len(text))]), "tools_json"
+            total = sum(map(_message_bytes, messages))
+        case InfoSet(_, text) | ToolsSet(text):
+            total = len(text)
         case _:
             return
     if total > limit:
-        name, _ = max(lengths, key=lambda item: item[1])
-        raise MessageTooLargeError(f"{path}{name} of trace {trace_id!r}", total, limit)
+        name, _ = max(_lengths(change), key=lambda item: item[1])
+        raise MessageTooLargeError(f"{name} of trace {trace_id!r}", total, limit)
 
 
-def _node_lengths(node: Node) -> Iterator[tuple[str, int]]:
-    for name in ("token_ids", "mask", "is_content", "logprobs"):
-        yield f".{name}", getattr(node, name).nbytes
-    yield ".tools_json", len(node.tools_json)
-    for name, length in _message_lengths(node.message):
-        yield f".message{name}", length
+def _node_bytes(node: Node) -> int:
+    streams = node.token_ids.nbytes + node.mask.nbytes + node.is_content.nbytes + node.logprobs.nbytes
+    return streams + len(node.tools_json) + _message_bytes(node.message)
+
+
+def _message_bytes(message: DomainMessage) -> int:
+    if isinstance(message.content, str) and not message.tool_calls:  # as most are
+        return len(message.content) + len(message.reasoning) + len(message.extra_json)
+    return sum(length for _, length in _message_lengths(message))
+
+
+def _lengths(change: Change) -> Iterator[tuple[str, int]]:
+    match change:
+        case NodeAdded(index, node):
+            for name in ("token_ids", "mask", "is_content", "logprobs"):
+                yield f"nodes[{index}].{name}", getattr(node, name).nbytes
+            yield f"nodes[{index}].tools_json", len(node.tools_json)
+            for name, length in _message_lengths(node.message):
+                yield f"nodes[{index}].message{name}", length
+        case PendingSet(Pending(messages)):
+            for message in messages:
+                for name, length in _message_lengths(message):
+                    yield f"pending.messages[]{name}", length
+        case InfoSet(key, text):
+            yield f"info_json[{key!r}]", len(text)
+        case ToolsSet(text):
+            yield "tools_json", len(text)
 
 
 def _message_lengths(message: DomainMessage) -> Iterator[tuple[str, int]]:
@@ -102,15 +119,13 @@ def _message_lengths(message: DomainMessage) -> Iterator[tuple[str, int]]:
 
 def largest_field(change: Change) -> str:
     """The path of the field of a trace that makes `change` large, e.g. `nodes[3].message.content[0].text`."""
-    match change:
-        case PendingSet(pending):
-            return "pending" + _largest_below(wire.pending(pending))
-        case NodeAdded(index, _) | CallAdded(index, _) | ErrorAdded(index, _) | LinkAdded(index, _):
-            # Alone in a partial trace it has number 0 there.
-            path = largest_field_of(wire.partial_trace(change))
-            return path.replace("[0]", f"[{index}]", 1)
-        case _:
-            return largest_field_of(wire.partial_trace(change))
+    if isinstance(change, PendingSet):
+        return "pending" + _largest_below(wire.pending(change.pending))
+    path = largest_field_of(episode_pb2.Trace.FromString(record(change)))
+    if isinstance(change, (NodeAdded, CallAdded, ErrorAdded, LinkAdded)):
+        # Alone in a partial trace it has number 0 there.
+        return path.replace("[0]", f"[{change.index}]", 1)
+    return path
 
 
 def largest_field_of(message: Message) -> str:

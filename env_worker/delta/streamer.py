@@ -8,6 +8,7 @@ from envtrio.v1 import delta_pb2
 
 from env_worker.delta.counts import count_sent
 from env_worker.delta.diff import TraceCursor, diff
+from env_worker.delta.frames import tag, varint
 from env_worker.delta.limits import MAX_MESSAGE_BYTES, MessageTooLargeError, largest_field, largest_field_of
 
 if TYPE_CHECKING:
@@ -20,8 +21,10 @@ if TYPE_CHECKING:
 DELTA_TARGET_BYTES: Final = 1024 * 1024
 """Messages are filled up to about this many bytes."""
 
+_DELTAS: Final = tag(delta_pb2.DeltaStream.DELTAS_FIELD_NUMBER)
 _FRAME_BYTES: Final = 6
 """At most what a DeltaStream adds to a delta: its tag and its length."""
+_UNSENT: Final = TraceCursor()
 
 
 class DeltaStreamer:
@@ -100,31 +103,31 @@ class DeltaStreamer:
         return data
 
     def _build(self) -> bytes | None:
-        self._waiting.update(dict.fromkeys(self._episode.take_touched()))
-        deltas: list[delta_pb2.TraceDelta] = []
+        for touched in self._episode.take_touched():
+            self._waiting[touched] = None
+        parts: list[bytes] = []
         size = 0
         while self._waiting:
             trace = next(iter(self._waiting))
-            before = self._cursors.get(trace, TraceCursor())
+            before = self._cursors.get(trace, _UNSENT)
             try:
                 delta, cursor = diff(trace, before, self._target_bytes - size, self._max_bytes)
             except MessageTooLargeError:
-                if deltas:
+                if parts:
                     break  # what is in front of it crosses first
                 raise
             if delta is None:
                 del self._waiting[trace]
                 self._move(trace, cursor)  # past previews that came and went
                 continue
-            delta_bytes = delta.ByteSize()
-            if deltas and size + delta_bytes > self._target_bytes:
+            if parts and size + len(delta) > self._target_bytes:
                 break  # one large entry: the next message begins with it
-            if delta_bytes > self._max_bytes - _FRAME_BYTES:
+            if len(delta) > self._max_bytes - _FRAME_BYTES:
                 raise self._too_large(trace, cursor, delta)
-            deltas.append(delta)
+            parts += (_DELTAS, varint(len(delta)), delta)
             self._move(trace, cursor)
-            size += delta_bytes + _FRAME_BYTES
-        return delta_pb2.DeltaStream(deltas=deltas).SerializeToString() if deltas else None
+            size += len(delta) + _FRAME_BYTES
+        return b"".join(parts) if parts else None
 
     def _move(self, trace: Trace, cursor: TraceCursor) -> None:
         if cursor.opened:
@@ -132,16 +135,14 @@ class DeltaStreamer:
         else:
             self._cursors.pop(trace, None)  # discarded: nothing of it will come again
 
-    def _too_large(
-        self, trace: Trace, cursor: TraceCursor, delta: delta_pb2.TraceDelta
-    ) -> MessageTooLargeError:
+    def _too_large(self, trace: Trace, cursor: TraceCursor, delta: bytes) -> MessageTooLargeError:
         # Beyond the target a delta holds one entry only: the one in front of the cursor, or else the header.
         journal = trace.journal
         if cursor.position and cursor.generation == journal.generation:
             field = largest_field(journal.entries[cursor.position - 1])
         else:
-            field = largest_field_of(delta)
-        size = delta.ByteSize() + _FRAME_BYTES
+            field = largest_field_of(delta_pb2.TraceDelta.FromString(delta))
+        size = len(delta) + _FRAME_BYTES
         return MessageTooLargeError(f"{field} of trace {trace.id!r}", size, self._max_bytes)
 
 

@@ -43,6 +43,11 @@ def bool_vector(values: npt.ArrayLike, field: str) -> BoolArray:
     return _vector(values, _BOOL, field, copy=True)
 
 
+def uniform_bools(value: bool, length: int) -> BoolArray:
+    """A read-only bool vector of `length` times `value`."""
+    return np.frombuffer((b"\1" if value else b"\0") * length, _BOOL)
+
+
 def routed_experts_array(values: Any, rows: int, field: str = "routed_experts") -> RoutedExperts:
     """`values` as a read-only uint8 or uint16 array `[rows, layers, top_k]`.
 
@@ -134,22 +139,26 @@ def _vector(values: npt.ArrayLike, dtype: np.dtype[Any], field: str, *, copy: bo
     if array.ndim != 1:
         raise ValueError(f"{field} has shape {array.shape}, expected one dimension; flatten it")
     if array.dtype == dtype:
-        # A list was copied by asarray already; only an array may be shared with the caller.
-        return _read_only(array.copy() if copy and array is values else array)
+        # Whatever has a buffer (an array, a tensor, a memoryview) may be shared with the caller; bytes are
+        # not, and nobody can make them writable again.
+        return np.frombuffer(array.tobytes(), dtype) if copy else _read_only(array)
     if array.size and array.dtype.kind not in _KINDS[dtype]:
         raise ValueError(
             f"{field} has dtype {array.dtype}, expected {dtype} or a dtype that converts to it exactly"
         )
     if dtype is _FLOAT32:
         with np.errstate(over="ignore"):
-            return _read_only(array.astype(dtype))
+            converted = array.astype(dtype)
+        converted.setflags(write=False)
+        return converted
     converted = array.astype(dtype)
     wrong = converted != array  # astype wraps integers silently
-    if wrong.any():
+    if np.count_nonzero(wrong):
         raise ValueError(
             f"{field} holds {array[wrong][0]}, which {dtype} cannot hold; check what produced it"
         )
-    return _read_only(converted)
+    converted.setflags(write=False)
+    return converted
 
 
 def _read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from env_worker.domain.records import EpisodeError, check_type
 from env_worker.domain.text import JsonObject, check_text
 from env_worker.domain.trace import Trace
+from env_worker.domain.weakly import weakly
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -89,7 +90,7 @@ class Episode:
                 f"trace_id {trace_id!r} is empty or was used before in episode {self.id!r}; "
                 "choose another, or leave it out"
             )
-        trace = Trace(trace_id, agent, trainable, model, on_touch=self._announce)
+        trace = Trace(trace_id, agent, trainable, model, on_touch=weakly(Episode._announce, self))
         if started_at is not None:
             trace.started_at = started_at
         self._minted.add(trace_id)

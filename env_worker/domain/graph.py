@@ -57,6 +57,9 @@ class NodeGraph:
         """Bytes of the training arrays that the nodes hold."""
         return sum(node.array_bytes for node in self._nodes)
 
+    def _optional_index(self, index: int | None, what: str) -> int | None:
+        return None if index is None else self._node_index(index, what)
+
     def _node_index(self, index: int, what: str) -> int:
         index = operator.index(index)
         if not 0 <= index < len(self._nodes):

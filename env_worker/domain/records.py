@@ -141,8 +141,11 @@ class Call:
                 f"call's duration_seconds is {self.duration_seconds}, expected 0 to "
                 f"{MAX_DURATION_SECONDS}; pass seconds"
             )
-        for name in ("duration_seconds", "prompt_tokens", "completion_tokens", "cached_tokens"):
-            value = getattr(self, name)
+        for name, value in (
+            ("prompt_tokens", self.prompt_tokens),
+            ("completion_tokens", self.completion_tokens),
+            ("cached_tokens", self.cached_tokens),
+        ):
             if value is not None and value < 0:
                 raise ValueError(f"call's {name} is {value}, expected 0 or more")
         if self.attempt < 1:

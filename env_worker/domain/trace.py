@@ -29,6 +29,7 @@ from env_worker.domain.node import Node
 from env_worker.domain.records import Call, EpisodeError, Link, Pending, Reward, check_finite, check_type
 from env_worker.domain.text import check_text, decode_json
 from env_worker.domain.views import ListView
+from env_worker.domain.weakly import weakly
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -74,10 +75,7 @@ class Trace(NodeGraph):
         """True from the first announcement until the reader clears it, which it does before it reads the
         journal.
         """
-        self.info = TraceInfo(
-            lambda key, text: self._record(InfoSet(key, text)),
-            lambda keys: self._rewrite(lambda change: isinstance(change, InfoSet) and change.key in keys),
-        )
+        self.info = TraceInfo(weakly(Trace._info_set, self), weakly(Trace._info_removed, self))
         self._ok: bool | None = None
         self._calls: list[Call] = []
         self._links: list[Link] = []
@@ -147,7 +145,7 @@ class Trace(NodeGraph):
         )
         index = len(self._nodes)
         self._nodes.append(node)
-        dropped = [PendingSet(None)] if sampled and self.pending is not None else []
+        dropped = [PendingSet(None)] if sampled and self.pending is not None else ()
         self.pending = None if dropped else self.pending
         self._record(NodeAdded(index, node), *dropped)
         return index
@@ -280,8 +278,11 @@ class Trace(NodeGraph):
         self.discarded = True
         self.touch()
 
-    def _optional_index(self, index: int | None, what: str) -> int | None:
-        return None if index is None else self._node_index(index, what)
+    def _info_set(self, key: str, json_text: str) -> None:
+        self._record(InfoSet(key, json_text))
+
+    def _info_removed(self, keys: set[str]) -> None:
+        self._rewrite(lambda change: isinstance(change, InfoSet) and change.key in keys)
 
     def _record(self, *changes: Change) -> None:
         self.journal.entries.extend(changes)  # one step: a reader has all of them or none

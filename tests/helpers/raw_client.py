@@ -13,6 +13,7 @@ from env_broker.config import BrokerSettings
 from env_broker.dial_back import describe
 from env_broker.server import BrokerServer
 from tests.helpers.history import History
+from tests.helpers.session_runs import SessionRuns
 from tests.helpers.session_stream import SessionStream
 from tests.helpers.stub_client import OPTIONS, reason_of
 
@@ -26,9 +27,13 @@ if TYPE_CHECKING:
 class RawClient:
     """Calls a broker with bytes, so that what comes is seen as it came."""
 
+    by_session = False
+    """Whether its runs go in the stream of one session, which looks the same from here."""
+
     def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._runs: SessionRuns | None = None
         self._stub = env_service_pb2_grpc.EnvServiceStub(channel)
-        self._run = channel.unary_stream("/envtrio.v1.EnvService/Run")
+        self._run: Any = channel.unary_stream("/envtrio.v1.EnvService/Run")
         self._cancel = channel.unary_unary(
             "/envtrio.v1.EnvService/Cancel",
             request_serializer=env_service_pb2.CancelRequest.SerializeToString,
@@ -37,6 +42,8 @@ class RawClient:
 
     def run_bytes(self, data: bytes, *, timeout: float = 20.0) -> Any:
         """The call of a Run whose request is `data`."""
+        if self.by_session:
+            return self.runs.start(data, timeout=timeout)
         return self._run(data, timeout=timeout)
 
     def start(self, request_id: str, *, timeout: float = 20.0, **fields: Any) -> Any:
@@ -54,6 +61,18 @@ class RawClient:
 
     async def run(self, request_id: str, **fields: Any) -> tuple[list[bytes], str, str]:
         return await self.read_all(self.start(request_id, **fields))
+
+    @property
+    def runs(self) -> SessionRuns:
+        """The session that carries runs, opened with the first."""
+        if self._runs is None:
+            self._runs = SessionRuns(self._stub)
+        return self._runs
+
+    async def close(self) -> None:
+        """End that session, if there is one."""
+        if self._runs is not None:
+            await self._runs.close()
 
     def session(self) -> SessionStream:
         """A session's stream that is not opened yet."""
@@ -84,7 +103,11 @@ async def connected(
         BrokerServer(BrokerSettings(**options), clock=clock, dial=dial) as broker,
         grpc.aio.insecure_channel(broker.address, options=OPTIONS) as channel,
     ):
-        yield broker, RawClient(channel)
+        client = RawClient(channel)
+        try:
+            yield broker, client
+        finally:
+            await client.close()
 
 
 def message(text: str) -> bytes:

@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from envtrio.v1 import env_service_pb2
 
+from tests.helpers.scripted_runs import ScriptedRuns
+
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from tests.helpers.scripted_runs import Play
 
 
 class ScriptedConfirms:
@@ -21,7 +25,11 @@ class ScriptedConfirms:
         goodbyes: epochs whose stream ended with a goodbye.
         lines: answers by request_id, in turn; None is none.
         refusals: the codes with which the next streams end at once, in turn.
+        apart: whether each answer is a frame of its own, all in one message.
         reading: while it is not set, no frame behind the first is read.
+        capabilities: what a stream is opened with.
+        opening: while it is not set, no stream is opened.
+        streams: the runs of each stream, in the order in which they were opened.
     """
 
     def __init__(self, instance: str, changed: Callable[[], None]) -> None:
@@ -30,10 +38,16 @@ class ScriptedConfirms:
         self.goodbyes: list[int] = []
         self.lines: dict[str, list[env_service_pb2.ConfirmOutcome.ValueType | None]] = {}
         self.refusals: list[grpc.StatusCode] = []
+        self.apart = False
         self.reading = asyncio.Event()
         self.reading.set()
+        self.capabilities = ["sessions"]
+        self.opening = asyncio.Event()
+        self.opening.set()
+        self.streams: list[ScriptedRuns] = []
         self._instance = instance
         self._changed = changed
+        self._play: Play | None = None
         self._broken = asyncio.Event()
 
     @property
@@ -46,8 +60,10 @@ class ScriptedConfirms:
         self._broken.set()
         self._broken = asyncio.Event()
 
-    def handler(self) -> Any:
-        """What to serve."""
+    def handler(self, play: Play | None = None) -> Any:
+        """What to serve; with what to do with the runs that come in a stream, or without that capability."""
+        self._play = play
+        self.capabilities += ["session-runs"] if play is not None else []
         return grpc.stream_stream_rpc_method_handler(
             self._serve,
             env_service_pb2.SessionRequest.FromString,
@@ -74,22 +90,45 @@ class ScriptedConfirms:
         self._changed()
         if self.refusals:
             return self.refusals.pop(0)
-        opened = env_service_pb2.SessionOpened(instance=self._instance, capabilities=["sessions"])
+        await self.opening.wait()
+        opened = env_service_pb2.SessionOpened(instance=self._instance, capabilities=self.capabilities)
         await context.write(env_service_pb2.SessionResponse(opened=opened))
+        runs = ScriptedRuns(self._play, context)
+        self.streams.append(runs)
+        try:
+            return await self._listen(context, first.open.epoch, runs)
+        finally:
+            await runs.close()
+
+    async def _listen(
+        self, context: grpc.aio.ServicerContext[Any, Any], epoch: int, runs: ScriptedRuns
+    ) -> grpc.StatusCode | None:
         while True:
             await self.reading.wait()
-            frame: Any = await context.read()
-            if frame is grpc.aio.EOF:
+            message: Any = await context.read()
+            if message is grpc.aio.EOF:
                 return None
-            if frame.HasField("goodbye"):
-                self.goodbyes.append(first.open.epoch)
+            assert not message.more or "session-runs" in self.capabilities, "it never said it would see them"
+            for frame in (message, *message.more):
+                if runs.take(frame):
+                    continue
+                if frame.HasField("goodbye"):
+                    self.goodbyes.append(epoch)
+                    self._changed()
+                    return None
+                self.frames.append(list(frame.confirm.request_ids))
                 self._changed()
-                return None
-            self.frames.append(list(frame.confirm.request_ids))
-            self._changed()
-            if answers := [answer for run in self.frames[-1] if (answer := self._answer(run)) is not None]:
-                told = env_service_pb2.ConfirmAnswers(answers=answers)
-                await context.write(env_service_pb2.SessionResponse(confirm_answers=told))
+                answers = [answer for run in self.frames[-1] if (answer := self._answer(run)) is not None]
+                if answers:
+                    await context.write(self._answered(answers))
+
+    def _answered(self, answers: list[env_service_pb2.ConfirmAnswer]) -> env_service_pb2.SessionResponse:
+        first, *more = (
+            env_service_pb2.SessionResponse(confirm_answers=env_service_pb2.ConfirmAnswers(answers=part))
+            for part in ([[answer] for answer in answers] if self.apart else [answers])
+        )
+        first.more.extend(more)
+        return first
 
     def _answer(self, run: str) -> env_service_pb2.ConfirmAnswer | None:
         lines = self.lines.get(run)

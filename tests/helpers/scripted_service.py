@@ -21,10 +21,12 @@ from envtrio.v1.env_service_pb2 import (
     DescribeRequest,
     DescribeResponse,
     RunRequest,
+    SessionRequest,
 )
 from grpc_health.v1 import health, health_pb2_grpc
 
 from tests.helpers.scripted_end import End
+from tests.helpers.scripted_lane import LaneLine, ScriptedLanes, is_lane
 from tests.helpers.scripted_session import ScriptedSession, SessionLine
 
 if TYPE_CHECKING:
@@ -81,11 +83,19 @@ class ScriptedService:
     """Serves EnvService and Health from scripts; a context manager.
 
     A Run takes the oldest script under its task's "script" (default ""). A Cancel takes the next cancel line,
-    and ABORTED when there is none. With `sessions` it also serves Session, as `ScriptedSession` says; without
-    it does not know the method.
+    and ABORTED when there is none. With `sessions` it also serves the sessions of clients, as
+    `ScriptedSession` says; with `carries` the lanes of asynchronous ones carry runs, as `ScriptedLanes` says.
+    Without it they do not; with neither it does not know the method.
     """
 
-    def __init__(self, late_cancel_seconds: float = 60.0, port: int = 0, *, sessions: bool = False) -> None:
+    def __init__(
+        self,
+        late_cancel_seconds: float = 60.0,
+        port: int = 0,
+        *,
+        sessions: bool = False,
+        carries: bool = False,
+    ) -> None:
         self.description = DescribeResponse(
             protocol_generation=1, version="0.1.0", role="worker", late_cancel_seconds=late_cancel_seconds
         )
@@ -95,6 +105,8 @@ class ScriptedService:
         self.describes = 0
         self.peers: set[str] = set()
         self.sessions = ScriptedSession(late_cancel_seconds) if sessions else None
+        self.lanes = ScriptedLanes(self.run, usual=LaneLine() if carries else LaneLine(capabilities=()))
+        self.knows_sessions = sessions or carries
         self._scripts: dict[str, deque[_Script]] = {}
         self._cancel_lines: deque[CancelLine] = deque()
         self._faults: list[str] = []
@@ -118,6 +130,10 @@ class ScriptedService:
         """What the next Session streams get."""
         assert self.sessions is not None
         self.sessions.lines.extend(lines)
+
+    def on_lane(self, *lines: LaneLine) -> None:
+        """What the next lanes get."""
+        self.lanes.lines.extend(lines)
 
     def serve(self, status: int) -> None:
         """Set the health to a `HealthCheckResponse.ServingStatus`."""
@@ -145,6 +161,7 @@ class ScriptedService:
         self._server.stop(0).wait(_PATIENCE_SECONDS)
         if self.sessions is not None:
             self.sessions.let_go()
+        self.lanes.let_go()
         self._pool.shutdown()
         if error is None:
             self._check_used()
@@ -157,6 +174,8 @@ class ScriptedService:
         ]
         if self.sessions is not None and self.sessions.lines:
             unused.append(f"{len(self.sessions.lines)} session lines were not used")
+        if self.lanes.lines:
+            unused.append(f"{len(self.lanes.lines)} lane lines were not used")
         if self._cancel_lines:
             unused.append(f"{len(self._cancel_lines)} cancel lines were not used")
         if problems := self._faults + unused:
@@ -202,6 +221,15 @@ class ScriptedService:
         outcome: Any = CancelOutcome.CANCEL_OUTCOME_ABORTED if answer is None else answer
         return CancelResponse(outcome=outcome)
 
+    def session(self, requests: Iterator[SessionRequest], context: Any) -> Iterator[Any]:
+        """Handler of Session."""
+        if is_lane(context):
+            yield from self.lanes.session(requests, context)
+        elif self.sessions is not None:
+            yield from self.sessions.session(requests, context)
+        else:
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, "no sessions")
+
     def describe(self, _request: DescribeRequest, _context: grpc.ServicerContext) -> DescribeResponse:
         """Handler of Describe."""
         with self._changed:
@@ -210,18 +238,22 @@ class ScriptedService:
 
 
 def _handlers(service: ScriptedService) -> grpc.GenericRpcHandler:
-    # Run answers with bytes, so that a script can send what is no DeltaStream.
-    sessions = {} if service.sessions is None else {"Session": service.sessions.handler()}
-    return grpc.method_handlers_generic_handler(
-        "envtrio.v1.EnvService",
-        {
-            **sessions,
-            "Run": grpc.unary_stream_rpc_method_handler(service.run, RunRequest.FromString, None),
-            "Cancel": grpc.unary_unary_rpc_method_handler(
-                service.cancel, CancelRequest.FromString, CancelResponse.SerializeToString
-            ),
-            "Describe": grpc.unary_unary_rpc_method_handler(
-                service.describe, DescribeRequest.FromString, DescribeResponse.SerializeToString
-            ),
-        },
-    )
+    # Run answers with bytes, so that a script can send what is no DeltaStream; Session likewise.
+    handlers = {
+        "Run": grpc.unary_stream_rpc_method_handler(service.run, RunRequest.FromString, None),
+        "Cancel": grpc.unary_unary_rpc_method_handler(
+            service.cancel, CancelRequest.FromString, CancelResponse.SerializeToString
+        ),
+        "Describe": grpc.unary_unary_rpc_method_handler(
+            service.describe, DescribeRequest.FromString, DescribeResponse.SerializeToString
+        ),
+    }
+    if service.knows_sessions:
+        handlers["Session"] = grpc.stream_stream_rpc_method_handler(
+            service.session, SessionRequest.FromString, _serialized
+        )
+    return grpc.method_handlers_generic_handler("envtrio.v1.EnvService", handlers)
+
+
+def _serialized(message: Any) -> bytes:
+    return message if isinstance(message, bytes) else message.SerializeToString()

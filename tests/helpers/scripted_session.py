@@ -7,7 +7,6 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-import grpc
 from envtrio.v1.env_service_pb2 import (
     ConfirmAnswer,
     ConfirmAnswers,
@@ -41,6 +40,7 @@ class SessionLine:
         answering: the outcome for a request_id; None: no answer to that one.
         held: the answers to each frame wait for it; no further frame is read meanwhile.
         breaks: ends it, in place of answers, when the first Confirm has come.
+        apart: each answer is a frame of its own, all in one message.
         parts: with the goodbye the stream ends; else it stays open.
     """
 
@@ -49,6 +49,7 @@ class SessionLine:
     answering: Answering = lambda _: CONFIRMED
     held: threading.Event | None = None
     breaks: End | None = None
+    apart: bool = False
     parts: bool = True
 
 
@@ -72,12 +73,6 @@ class ScriptedSession:
         self._late_cancel_seconds = late_cancel_seconds
         self._changed = threading.Condition()
         self._over = threading.Event()
-
-    def handler(self) -> grpc.RpcMethodHandler[SessionRequest, SessionResponse]:
-        """For the server."""
-        return grpc.stream_stream_rpc_method_handler(
-            self.session, SessionRequest.FromString, SessionResponse.SerializeToString
-        )
 
     def wait_until(self, condition: Callable[[ScriptedSession], bool]) -> None:
         """Wait until what came meets the condition."""
@@ -109,6 +104,7 @@ class ScriptedSession:
         try:
             yield SessionResponse(opened=SessionOpened(late_cancel_seconds=self._late_cancel_seconds))
             for request in requests:
+                assert not request.more, "it never said that it would see them"
                 if request.HasField("goodbye"):
                     end = "goodbye"
                     if not line.parts:
@@ -119,7 +115,7 @@ class ScriptedSession:
                     line.breaks.abort(context)
                 if line.held is not None:
                     line.held.wait(_PATIENCE_SECONDS)
-                yield SessionResponse(confirm_answers=_answers(request, line.answering))
+                yield _answered(request, line)
         finally:
             self._note(self.ends, end)
 
@@ -129,8 +125,10 @@ class ScriptedSession:
             self._changed.notify_all()
 
 
-def _answers(request: SessionRequest, answering: Answering) -> ConfirmAnswers:
-    outcomes = [(request_id, answering(request_id)) for request_id in request.confirm.request_ids]
-    return ConfirmAnswers(
-        answers=[ConfirmAnswer(request_id=run, outcome=known) for run, known in outcomes if known is not None]
-    )
+def _answered(request: SessionRequest, line: SessionLine) -> SessionResponse:
+    outcomes = [(request_id, line.answering(request_id)) for request_id in request.confirm.request_ids]
+    answers = [ConfirmAnswer(request_id=run, outcome=known) for run, known in outcomes if known is not None]
+    parts = [[answer] for answer in answers] if line.apart else [answers]
+    first, *more = (SessionResponse(confirm_answers=ConfirmAnswers(answers=part)) for part in parts)
+    first.more.extend(more)
+    return first

@@ -114,6 +114,9 @@ class ScriptedWorker:
         address: where it says it is, if not where it is.
     """
 
+    carries_runs = False
+    """Whether it has the capability session-runs, in what it is asked and in its sessions."""
+
     def __init__(
         self,
         *environments: str,
@@ -139,7 +142,7 @@ class ScriptedWorker:
         self.cancel_lines: dict[str, list[CancelLine]] = {}
         """Answers to cancels, by request_id, in turn; ABORTED where there is none left."""
         self.address = address
-        self.sessions = ScriptedConfirms(self.instance, self._notify)
+        self.sessions = ScriptedConfirms(self.instance, lambda: self._changed.set())
         self._scripts: dict[str, tuple[Step, ...]] = {}
         self._optional: set[str] = set()
         self._faults: list[str] = []
@@ -161,7 +164,7 @@ class ScriptedWorker:
                 env_service_pb2.DescribeRequest.FromString,
                 env_service_pb2.DescribeResponse.SerializeToString,
             ),
-            "Session": self.sessions.handler(),
+            "Session": self.sessions.handler(self._run if self.carries_runs else None),
         }
         service = grpc.method_handlers_generic_handler("envtrio.v1.EnvService", handlers)
         self._server.add_generic_rpc_handlers((service,))
@@ -238,11 +241,11 @@ class ScriptedWorker:
         if self.mute is not None:
             await self.mute.wait()
         return env_service_pb2.DescribeResponse(
-            protocol_generation=GENERATION, role="worker", instance=self.registered_as
+            protocol_generation=GENERATION,
+            role="worker",
+            instance=self.registered_as,
+            capabilities=self.sessions.capabilities,
         )
-
-    def _notify(self) -> None:
-        self._changed.set()
 
     async def _run(self, data: bytes, context: Context) -> None:
         run = RecordedRun(data, context.time_remaining())

@@ -41,11 +41,15 @@ class SessionStream:
 
         A server may end the stream before it has read the frame: then reading says so, not this.
         """
+        await self.send_message(pb.SessionRequest(**frame))
+
+    async def send_message(self, message: pb.SessionRequest) -> None:
+        """As `send`, for a message that is made already."""
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            await self.call.write(pb.SessionRequest(**frame))
+            await self.call.write(message)
 
     async def read(self) -> pb.SessionResponse | None:
-        """The next frame; None at the end."""
+        """The next message; None at the end."""
         async with asyncio.timeout(SECONDS):
             frame = await self.call.read()
         return frame if isinstance(frame, pb.SessionResponse) else None
@@ -58,9 +62,9 @@ class SessionStream:
         outcomes: dict[str, str] = {}
         count = 0
         while count < len(runs):
-            frame = await self.read()
-            assert frame is not None
-            for answer in frame.confirm_answers.answers:
+            message = await self.read()
+            assert message is not None
+            for answer in (it for frame in (message, *message.more) for it in frame.confirm_answers.answers):
                 count += 1
                 name = pb.ConfirmOutcome.Name(answer.outcome).removeprefix("CONFIRM_OUTCOME_")
                 outcomes[answer.request_id] = name

@@ -3,8 +3,9 @@
     python -m tests.helpers.storm_client KIND ADDRESS --runs N --seed S --number K
 
 Kinds are "async" (EnvClient), "sync" (SyncEnvClient), "stub" (the plain stub with a session) and "bare" (the
-plain stub without one). Its records go where the hooks' go. A run's id begins with the client's number, two
-digits. After each run it prints a line.
+plain stub without one); "stub-lane" and "bare-lane" have their runs carried by one stream more, that of a
+session which no run names. Its records go where the hooks' go. A run's id begins with the client's number,
+two digits. After each run it prints a line.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from tests.helpers.stub_session import StubSession
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
 
+    from tests.helpers.stub_client import Transport
+
 TASK = {"turns": 2, "tokens_per_turn": 8, "layers": 1}
 TIMEOUT_SECONDS = 30.0
 WAYS = {
@@ -37,10 +40,16 @@ WAYS = {
     "stub": ("confirm", "confirm", "silent", "contest", "cancel", "drop", "deadline"),
     "bare": ("plain", "cancel", "late", "drop", "deadline"),
 }
+WAYS |= {f"{kind}-lane": WAYS[kind] for kind in ("stub", "bare")}
 """What happens to a run: a Cancel by another caller at a moment ("cancel"), with its n-th delta ("nudge"),
 after its reply ("late"), or beside its confirmation ("contest"); the caller's task cancelled ("task"); a
 deadline; a stream left after n deltas ("drop"); a callback that raises at the n-th delta."""
 HOOKS = ("",) * 12 + ("slow=15", "slow=40", "raise-in-keep", "raise-in-discard", "slow=10 raise-in-discard")
+
+
+def transport_of(kind: str) -> Transport:
+    """How a client of this kind carries its runs."""
+    return "session" if kind.endswith("-lane") else "run"
 
 
 class StormError(Exception):
@@ -254,7 +263,7 @@ async def _main(arguments: argparse.Namespace) -> None:
     kind, address, concurrency = arguments.kind, arguments.address, arguments.concurrency
     plans = rides(kind, arguments.number, arguments.seed, arguments.runs)
     history = HistoryWriter()
-    async with StubClient(address, history) as stub:
+    async with StubClient(address, history, transport_of(kind)) as stub:
         if kind == "async":
             session = RecordedSession(address, history)
             async with EnvClient(address, env="synthetic", session=session) as client:
@@ -267,7 +276,7 @@ async def _main(arguments: argparse.Namespace) -> None:
             ):
                 rider, loop = SyncRider(plain, history), asyncio.get_running_loop()
                 await _all(lambda plan: loop.run_in_executor(threads, rider.ride, plan), plans, concurrency)
-        elif kind == "stub":
+        elif kind in ("stub", "stub-lane"):
             stream = StubSession(stub.stub, history)
             await stream.open()
             await _all(StubRider(stub, stream).ride, plans, concurrency)

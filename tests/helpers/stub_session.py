@@ -82,6 +82,7 @@ class StubSession:
     async def _read(self) -> None:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
             while (frame := await self._call.read()) is not grpc.aio.EOF:
+                assert not frame.more, "who opens no runs may be older than that"
                 for answer in frame.confirm_answers.answers:
                     outcome = ConfirmOutcome.Name(answer.outcome).removeprefix("CONFIRM_OUTCOME_")
                     self._history.note(ConfirmAnswered, answer.request_id, outcome=outcome)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from env_worker.domain.ledger import Entry
     from env_worker.envs.base import Context
     from env_worker.runner import Runner
-    from tests.helpers.stub_client import OpenRun
+    from tests.helpers.stub_client import OpenRun, Transport
 
 SMALL = {"turns": 1, "tokens_per_turn": 5, "layers": 1, "top_k": 1}
 ENDLESS = {"turns": 1, "turn_seconds": 600}
@@ -150,10 +150,10 @@ class WorkerSubject:
 
 @asynccontextmanager
 async def serving_worker(
-    clock: Callable[[], float] | None = None, **settings: Any
+    clock: Callable[[], float] | None = None, *, transport: Transport = "run", **settings: Any
 ) -> AsyncIterator[WorkerSubject]:
     """A worker that is stopped at the end, when the oracle has judged. Its clock stands still unless one is
-    given."""
+    given. `transport` is how its client carries runs."""
     history, fake = History(), FakeClock()
     hook = HaltingHook(history)
     own = ("FailingEnvironment", "LargeEnvironment")
@@ -162,7 +162,7 @@ async def serving_worker(
         WorkerSettings(environments=environments, **settings), hook=hook, clock=clock or fake
     )
     await server.start()
-    async with StubClient(server.address, history) as client:
+    async with StubClient(server.address, history, transport) as client:
         subject = WorkerSubject(server, client, hook, fake)
         try:
             yield subject

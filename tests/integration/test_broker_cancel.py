@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import grpc
+import pytest
 from envtrio.v1 import env_service_pb2, registry_service_pb2
 
 from tests.helpers.clock import FakeClock
@@ -13,6 +14,13 @@ from tests.helpers.scripted_worker import Abort, Hang, Reach, ScriptedWorker, Se
 from tests.helpers.stub_client import new_id
 
 CANCELLED = Abort(grpc.StatusCode.CANCELLED, "CANCEL_REQUESTED")
+
+
+@pytest.fixture(autouse=True, params=[False, True], ids=["run", "lane"])
+def by_lane(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether the broker sends its runs to the worker in one stream, or each by a call of its own."""
+    monkeypatch.setattr(ScriptedWorker, "carries_runs", request.param)
+    return bool(request.param)
 
 
 async def test_a_cancel_goes_to_the_worker_that_has_the_run() -> None:

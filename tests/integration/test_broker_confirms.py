@@ -42,7 +42,7 @@ async def test_a_confirmation_goes_to_the_worker_that_replied() -> None:
         session = await client.session().open(new_id())
         assert session.opened is not None
         assert session.opened.instance == broker.instance
-        assert list(session.opened.capabilities) == ["sessions"]
+        assert list(session.opened.capabilities) == ["sessions", "session-runs"]
         assert (session.opened.session_grace_seconds, session.opened.late_cancel_seconds) == (GRACE, 60.0)
         assert await session.confirm(first, *others) == ["CONFIRMED"] * 4
         assert (one.sessions.frames, two.sessions.frames) == ([[first]], [others])
@@ -56,6 +56,23 @@ async def test_a_confirmation_goes_to_the_worker_that_replied() -> None:
         assert [await client.cancel(run) for run in (first, more)] == ["TOO_LATE"] * 2
         assert one.cancels == two.cancels == []
         assert await session.goodbye() == ("OK", "")
+
+
+async def test_answers_are_heard_in_all_frames_of_a_workers_message_and_passed_on_without_more() -> None:
+    async with connected() as (broker, client), ScriptedWorker() as worker:
+        await worker.register(broker.address)
+        worker.sessions.apart = True
+        runs = [await replied(client, worker) for _ in range(3)]
+        session = await client.session().open(new_id())
+        await session.send(confirm=pb.Confirm(request_ids=runs))
+        answered: list[tuple[str, pb.ConfirmOutcome.ValueType]] = []
+        while len(answered) < len(runs):
+            told = await session.read()
+            assert told is not None
+            assert not told.more, "a client that opens no runs may be older than that"
+            answered += [(answer.request_id, answer.outcome) for answer in told.confirm_answers.answers]
+        assert answered == [(run, pb.CONFIRM_OUTCOME_CONFIRMED) for run in runs]
+        assert worker.sessions.frames == [runs]
 
 
 async def test_a_run_that_was_cancelled_first_is_discarded() -> None:

@@ -208,8 +208,9 @@ async def test_after_a_goodbye_runs_are_left_to_themselves() -> None:
     "frames",
     [
         [{"open": pb.SessionOpen(session_id="a" * 32, epoch=2, protocol_generation=1)}],
-        [{"open_run": pb.OpenRun(run_number=1)}],
         [{"run_credit": pb.RunCredit(run_number=1)}],
+        [{"leave_run": pb.LeaveRun(run_number=1)}],
+        [{"open_run": pb.OpenRun(run_number=1)}, {"open_run": pb.OpenRun(run_number=1)}],
         [{}],
         [{"confirm": pb.Confirm(request_ids=["0" * 32] * 1025)}],
         [{"confirm": pb.Confirm(request_ids=["0" * 32, "x"])}],

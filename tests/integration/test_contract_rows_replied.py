@@ -13,13 +13,13 @@ from tests.helpers.worker_server import serving_worker
 
 if TYPE_CHECKING:
     from env_worker.domain import Episode
-    from tests.helpers.stub_client import OpenRun
+    from tests.helpers.stub_client import OpenRun, Transport
 
 SESSION = "a" * 32
 
 
-async def test_the_reply_was_sent_then_cancel_within_the_window() -> None:
-    async with serving_worker() as subject:
+async def test_the_reply_was_sent_then_cancel_within_the_window(transport: Transport) -> None:
+    async with serving_worker(transport=transport) as subject:
         run = await subject.replied()
         subject.after(59.9)
         assert await subject.client.cancel(run) == "DISCARDED"
@@ -27,8 +27,8 @@ async def test_the_reply_was_sent_then_cancel_within_the_window() -> None:
         assert subject.discards(run) == 1
 
 
-async def test_the_reply_was_sent_then_confirmed() -> None:
-    async with serving_worker() as subject:
+async def test_the_reply_was_sent_then_confirmed(transport: Transport) -> None:
+    async with serving_worker(transport=transport) as subject:
         session = await subject.session(SESSION)
         run = await subject.replied(SESSION)
         assert await session.confirm(run) == ["CONFIRMED"]
@@ -43,8 +43,8 @@ async def test_the_reply_was_sent_then_confirmed() -> None:
     ids="-".join,
 )
 @pytest.mark.parametrize("state", ["while keep runs", "replied"])
-async def test_two_or_more_together(order: tuple[str, ...], state: str) -> None:
-    async with serving_worker() as subject:
+async def test_two_or_more_together(order: tuple[str, ...], state: str, transport: Transport) -> None:
+    async with serving_worker(transport=transport) as subject:
         session = await subject.session(SESSION)
         stop = Stop()
         open_run: OpenRun | None = None
@@ -78,8 +78,8 @@ async def test_two_or_more_together(order: tuple[str, ...], state: str) -> None:
         session.drop()
 
 
-async def test_the_reply_was_sent_and_neither_came_within_the_window() -> None:
-    async with serving_worker() as subject:
+async def test_the_reply_was_sent_and_neither_came_within_the_window(transport: Transport) -> None:
+    async with serving_worker(transport=transport) as subject:
         run = await subject.replied()
         subject.after(60)
         assert subject.runner.counters["expired"] == 1
@@ -88,9 +88,9 @@ async def test_the_reply_was_sent_and_neither_came_within_the_window() -> None:
 
 
 @pytest.mark.parametrize("what", ["cancel", "confirm", "neither"])
-async def test_sigterm_within_the_window(what: str) -> None:
+async def test_sigterm_within_the_window(what: str, transport: Transport) -> None:
     linger = 0.1 if what == "neither" else 600.0
-    async with serving_worker(linger_seconds=linger) as subject:
+    async with serving_worker(transport=transport, linger_seconds=linger) as subject:
         session = await subject.session(SESSION)
         run = await subject.replied(SESSION)
         stopping = asyncio.create_task(subject.stop())
@@ -105,8 +105,8 @@ async def test_sigterm_within_the_window(what: str) -> None:
 
 
 @pytest.mark.parametrize("settled", ["live", "replied", "confirmed", "expired"])
-async def test_cancel_after_it_was_settled(settled: str) -> None:
-    async with serving_worker() as subject:
+async def test_cancel_after_it_was_settled(settled: str, transport: Transport) -> None:
+    async with serving_worker(transport=transport) as subject:
         session = await subject.session(SESSION)
         if settled == "live":
             stop = Stop()
@@ -133,8 +133,8 @@ async def test_cancel_after_it_was_settled(settled: str) -> None:
         session.drop()
 
 
-async def test_discard_raises(caplog: pytest.LogCaptureFixture) -> None:
-    async with serving_worker() as subject:
+async def test_discard_raises(caplog: pytest.LogCaptureFixture, transport: Transport) -> None:
+    async with serving_worker(transport=transport) as subject:
 
         def discard(episode: Episode) -> None:
             raise OSError(f"disk of {episode.id}")

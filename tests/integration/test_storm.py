@@ -53,12 +53,14 @@ CALLERS = (
     Caller("async", 550),
     Caller("async", 550),
     Caller("sync", 250),
-    Caller("stub", 350),
-    Caller("bare", 300),
+    Caller("stub", 200),
+    Caller("stub-lane", 200),
+    Caller("bare", 150),
+    Caller("bare-lane", 150),
     Caller("async", 1000, killed_after=60),
     Caller("async", 1000, killed_after=120),
     Caller("stub", 1000, killed_after=60),
-    Caller("stub", 1000, killed_after=120),
+    Caller("stub-lane", 1000, killed_after=120),
 )
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 import pytest
 
+from env_broker.client_hop import ContextHop, HopBrokenError
 from env_broker.run_leg import UNREAD_SECONDS
-from env_broker.servicer import ContextHop, HopBrokenError
 from env_worker import servicer as worker_servicer
 from env_worker import unread
 from tests.helpers.clock import FakeClock

@@ -209,13 +209,14 @@ async def test_the_grace_runs_by_itself() -> None:
 
 
 async def test_what_is_told_of_sessions() -> None:
+    offered = ["sessions", "session-runs"]
     async with serving_worker(session_grace_seconds=7.0, late_cancel_seconds=11.0) as subject:
         described = await subject.client.describe()
-        assert (described.session_grace_seconds, list(described.capabilities)) == (7.0, ["sessions"])
+        assert (described.session_grace_seconds, list(described.capabilities)) == (7.0, offered)
         session = await subject.session("a" * 32)
         opened = session.opened
         assert opened is not None
-        assert (opened.instance, list(opened.capabilities)) == (subject.server.instance, ["sessions"])
+        assert (opened.instance, list(opened.capabilities)) == (subject.server.instance, offered)
         assert (opened.session_grace_seconds, opened.late_cancel_seconds) == (7.0, 11.0)
         session.drop()
 

@@ -13,6 +13,12 @@ TABLE_TESTS: Final = "tests/unit/broker/test_sessions.py"
 ROUTES_TESTS: Final = "tests/unit/broker/test_confirm_routes.py"
 CONFIRMS_TESTS: Final = "tests/integration/test_broker_confirms.py"
 SESSIONS_TESTS: Final = "tests/integration/test_broker_sessions.py"
+RUNS: Final = "env_broker/client_runs.py"
+OUTBOX: Final = "env_broker/session_outbox.py"
+RUNS_TESTS: Final = "tests/integration/test_broker_session_runs.py"
+BOUNDS_TESTS: Final = "tests/integration/test_broker_session_bounds.py"
+CLIENT_RUNS_TESTS: Final = "tests/unit/broker/test_client_runs.py"
+OUTBOX_TESTS: Final = "tests/unit/broker/test_session_outbox.py"
 
 BROKER_SESSIONS: Final = (
     Mutant(
@@ -46,8 +52,8 @@ BROKER_SESSIONS: Final = (
     ),
     Mutant(
         "broker: goodbye cancels",
-        SESSIONS,
-        "                self.table.goodbye(stream.session_id, stream.epoch, self._clock.now())\n",
+        "env_broker/client_reader.py",
+        "            self._table.goodbye(self._stream.session_id, self._stream.epoch, self._clock.now())\n",
         "",
         (f"{SESSIONS_TESTS}::test_after_a_goodbye_runs_are_left_to_themselves",),
     ),
@@ -125,10 +131,100 @@ BROKER_SESSIONS: Final = (
         (f"{CONFIRMS_TESTS}::test_a_broken_stream_to_the_worker_is_opened_again_and_asked_again",),
     ),
     Mutant(
+        "broker: a worker's answers in `more` are not heard",
+        "env_broker/worker_session.py",
+        "            for frame in (message, *message.more):\n",
+        "            for frame in (message,):\n",
+        (
+            f"{CONFIRMS_TESTS}"
+            "::test_answers_are_heard_in_all_frames_of_a_workers_message_and_passed_on_without_more",
+        ),
+    ),
+    Mutant(
+        "broker: answers go in `more`",
+        OUTBOX,
+        "            self._answers.append(answer)\n            self._news()\n",
+        "            self.put(pb.SessionResponse(confirm_answers=pb.ConfirmAnswers(answers=[answer])))\n",
+        (
+            "tests/unit/broker/test_client_stream.py"
+            "::test_answers_go_in_frames_and_a_goodbye_waits_for_the_last",
+        ),
+    ),
+    Mutant(
         "broker: one of two who confirm is answered",
         "env_broker/confirm.py",
         "                asked.listeners.append(listener)\n",
         "                pass\n",
         (f"{CONFIRMS_TESTS}::test_two_sessions_that_confirm_the_same_run_are_both_answered",),
+    ),
+    Mutant(
+        "broker: a run in a session needs no credit",
+        OUTBOX,
+        "        if self._credit > 0:\n",
+        "        if self._credit >= 0:\n",
+        (f"{OUTBOX_TESTS}::test_without_credit_nothing_of_the_run_leaves_and_all_of_the_others",),
+    ),
+    Mutant(
+        "broker: what a run sends is not counted against its credit",
+        OUTBOX,
+        "        self._credit -= len(data)\n",
+        "",
+        (f"{BOUNDS_TESTS}::test_a_reader_that_is_slow_costs_its_credit_and_one_message",),
+    ),
+    Mutant(
+        "broker: the end leaves with the reply",
+        OUTBOX,
+        "        self.close()\n        self._outbox.gone(self)\n",
+        "        self._outbox.gone(self)\n",
+        (f"{OUTBOX_TESTS}::test_an_end_never_leaves_with_the_message_before_it",),
+    ),
+    Mutant(
+        "broker: a reply counts before it was written",
+        "env_broker/client_hop.py",
+        "            await written\n",
+        "            await asyncio.sleep(0)\n",
+        (f"{BOUNDS_TESTS}::test_a_reply_counts_for_the_worker_only_when_its_client_was_written_to",),
+    ),
+    Mutant(
+        "broker: a run that is left goes on",
+        RUNS,
+        "            self.left = because\n            self.task.cancel()\n",
+        "            self.left = because\n",
+        (f"{RUNS_TESTS}::test_a_run_that_is_left_hears_of_its_end_and_of_nothing_else",),
+    ),
+    Mutant(
+        "broker: runs outlive the stream that carries them",
+        RUNS,
+        "            run.task.cancel()\n",
+        "            pass\n",
+        (f"{CLIENT_RUNS_TESTS}::test_a_stream_that_is_over_takes_all_its_runs_with_it_and_tells_nobody",),
+    ),
+    Mutant(
+        "broker: nobody watches the deadline of a run in a session",
+        RUNS,
+        "            run.timer = asyncio.get_running_loop().call_later(opening.timeout, late)\n",
+        "            del late\n",
+        (f"{CLIENT_RUNS_TESTS}::test_a_deadline_ends_a_run_as_such",),
+    ),
+    Mutant(
+        "broker: a number may come twice",
+        RUNS,
+        "        if number <= self._last:\n",
+        "        if number < self._last:\n",
+        (f"{RUNS_TESTS}::test_frames_that_make_no_sense_end_the_stream[equal]",),
+    ),
+    Mutant(
+        "broker: a client that reads nothing is read on",
+        "env_broker/client_stream.py",
+        " or self.outbox.waiting > MAX_WAITING",
+        "",
+        (f"{BOUNDS_TESTS}::test_a_client_that_reads_nothing_cannot_make_the_broker_grow",),
+    ),
+    Mutant(
+        "broker: what a run wanted to send stays when it has ended",
+        "env_broker/client_hop.py",
+        "            self._outlet.close()\n",
+        "            pass\n",
+        (f"{CLIENT_RUNS_TESTS}::test_a_hop_that_is_cancelled_keeps_nothing_of_its_message",),
     ),
 )

@@ -80,6 +80,13 @@ CLIENT_SESSIONS: Final = (
         (f"{SESSION_TESTS}::test_what_is_unknown_is_asked_again",),
     ),
     Mutant(
+        "client: answers in `more` are not heard",
+        "env_client/session_call.py",
+        "                for frame in (response, *response.more):\n",
+        "                for frame in (response,):\n",
+        (f"{SESSION_TESTS}::test_answers_are_heard_in_all_frames_of_a_message",),
+    ),
+    Mutant(
         "client: a session that was superseded comes back",
         DRIVER,
         'frozenset({"SESSION_SUPERSEDED"})',

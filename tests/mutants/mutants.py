@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Final
 from tests.mutants.array_budget import ARRAY_BUDGET
 from tests.mutants.arrays import ARRAYS
 from tests.mutants.broker import BROKER
+from tests.mutants.broker_lane import BROKER_LANE
 from tests.mutants.broker_sessions import BROKER_SESSIONS
 from tests.mutants.client import CLIENT
+from tests.mutants.client_lane import CLIENT_LANE
 from tests.mutants.client_sessions import CLIENT_SESSIONS
 from tests.mutants.worker import WORKER
 from tests.mutants.worker_sessions import WORKER_SESSIONS
@@ -25,7 +27,9 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     *WORKER,
     *WORKER_SESSIONS,
     *BROKER,
+    *BROKER_LANE,
     *BROKER_SESSIONS,
     *CLIENT,
+    *CLIENT_LANE,
     *CLIENT_SESSIONS,
 )

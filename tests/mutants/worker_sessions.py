@@ -8,9 +8,19 @@ from tests.mutants.mutant import Mutant
 
 TABLE: Final = "env_worker/domain/sessions.py"
 SESSIONS: Final = "env_worker/sessions.py"
+STREAM: Final = "env_worker/session_stream.py"
+RUNS: Final = "env_worker/session_runs.py"
+RUN: Final = "env_worker/session_run.py"
+OUTBOX: Final = "env_worker/session_outbox.py"
 RUNNER: Final = "env_worker/runner.py"
 TABLE_TESTS: Final = "tests/unit/worker/ledger/test_sessions.py"
 SESSIONS_TESTS: Final = "tests/integration/test_worker_sessions.py"
+RUNS_TESTS: Final = "tests/integration/test_worker_session_runs.py"
+ENDS_TESTS: Final = "tests/integration/test_worker_session_ends.py"
+BOUNDS_TESTS: Final = "tests/integration/test_worker_session_bounds.py"
+REFUSALS_TESTS: Final = "tests/integration/test_worker_session_refusals.py"
+OUTBOX_TESTS: Final = "tests/unit/worker/test_session_outbox.py"
+OUTBOX_MACHINE: Final = "tests/property/test_session_outbox_machine.py"
 STALL_TESTS: Final = "tests/unit/worker/test_stall.py"
 
 WORKER_SESSIONS: Final = (
@@ -58,8 +68,8 @@ WORKER_SESSIONS: Final = (
     ),
     Mutant(
         "worker: nobody hears that a run names a lost session",
-        "env_worker/servicer.py",
-        "            self._sessions.named(spec.session_id)\n",
+        "env_worker/entrance.py",
+        "        self._named(spec.session_id)\n",
         "",
         (f"{SESSIONS_TESTS}::test_a_run_that_comes_after_its_session_was_lost_is_lost_with_it",),
     ),
@@ -86,8 +96,8 @@ WORKER_SESSIONS: Final = (
     ),
     Mutant(
         "worker: confirm without settling",
-        SESSIONS,
-        "outcome=ANSWERS[self._runner.confirm(request_id)])",
+        STREAM,
+        "outcome=ANSWERS[self._confirm(request_id)])",
         "outcome=pb.CONFIRM_OUTCOME_CONFIRMED)",
         (f"{SESSIONS_TESTS}::test_many_in_one_frame_each_get_the_truth",),
     ),
@@ -118,5 +128,133 @@ WORKER_SESSIONS: Final = (
         "        return sum(self.settle(run, Event.SESSION_LOST) for run in runs)",
         "        return sum(self.settle(run, Event.SESSION_LOST) for run in runs if not run.entry.replied)",
         (f"{SESSIONS_TESTS}::test_a_lost_session_takes_its_live_runs_and_its_replies_and_no_others",),
+    ),  # Runs in a stream.
+    Mutant(
+        "worker: a run in a stream is committed before it was written",
+        RUN,
+        "        self._credit -= size\n",
+        "        self._credit -= size\n        self.port.written()\n",
+        (
+            f"{OUTBOX_TESTS}::test_a_reply_is_settled_when_it_was_written_and_its_end_comes_in_a_later_message",
+        ),
+    ),
+    Mutant(
+        "worker: a run in a stream is sent without credit",
+        RUN,
+        "self._credit > 0 and ",
+        "",
+        (f"{BOUNDS_TESTS}::test_a_run_without_credit_holds_up_no_other",),
+    ),
+    Mutant(
+        "worker: what a run sends costs no credit",
+        RUN,
+        "        self._credit -= size\n",
+        "",
+        (OUTBOX_TESTS, OUTBOX_MACHINE),
+    ),
+    Mutant(
+        "worker: a message of a run in a stream is sent twice",
+        RUN,
+        "            self._queued = True\n",
+        "",
+        (OUTBOX_TESTS, OUTBOX_MACHINE),
+    ),
+    Mutant(
+        "worker: a reply holds on to its stream",
+        RUN,
+        "            port.on_news = _unheard",
+        "            pass",
+        (f"{ENDS_TESTS}::test_what_a_stream_carried_outlives_it_in_nothing",),
+    ),
+    Mutant(
+        "worker: runs outlive their stream",
+        SESSIONS,
+        "        stream.give_up()\n",
+        "",
+        (f"{ENDS_TESTS}::test_however_a_stream_ends_its_runs_end_with_it_and_no_others",),
+    ),
+    Mutant(
+        "worker: a stopping worker does not say how runs ended",
+        SESSIONS,
+        "_draining(), farewell=True)",
+        "_draining())",
+        (ENDS_TESTS,),
+    ),
+    Mutant(
+        "worker: leaving a run in a stream does nothing",
+        RUNS,
+        "            self._entrance.caller_gone(run.run)",
+        "            pass",
+        (f"{ENDS_TESTS}::test_left_waiting_running_and_over_each_has_one_end_and_nothing_behind_it",),
+    ),
+    Mutant(
+        "worker: a run that was left is admitted when it was read",
+        RUNS,
+        "            run.end(_left(run.number))",
+        "            pass",
+        (f"{BOUNDS_TESTS}::test_while_a_large_request_is_read_the_stream_is_heard",),
+    ),
+    Mutant(
+        "worker: a large request in a stream holds up the loop",
+        RUNS,
+        "await asyncio.to_thread(self._entrance.read, request, deadline)",
+        "self._entrance.read(request, deadline)",
+        (f"{BOUNDS_TESTS}::test_while_a_large_request_is_read_the_stream_is_heard",),
+    ),
+    Mutant(
+        "worker: large requests in a stream are read without bound",
+        RUNS,
+        "            await self._reading.acquire()",
+        "            pass",
+        (f"{BOUNDS_TESTS}::test_large_requests_are_read_a_few_at_a_time",),
+    ),
+    Mutant(
+        "worker: a run in a stream has no deadline",
+        RUNS,
+        "frame.timeout_millis / 1000 if",
+        "None if",
+        (f"{ENDS_TESTS}::test_a_deadline_counts_while_the_run_waits_too",),
+    ),
+    Mutant(
+        "worker: a run_number comes again",
+        RUNS,
+        "        if number <= self._last:",
+        "        if number < self._last:",
+        (f"{REFUSALS_TESTS}::test_a_malformed_frame_ends_its_stream_and_the_runs_of_that_and_nothing_else",),
+    ),
+    Mutant(
+        "worker: ends that nobody reads grow without bound",
+        STREAM,
+        "            while self._outbox.full:",
+        "            while False:",
+        (f"{BOUNDS_TESTS}::test_refusals_that_are_not_read_hold_up_their_own_stream_only",),
+    ),
+    Mutant(
+        "worker: a message of many runs has no bound",
+        OUTBOX,
+        "            if count and size + len(data) > TARGET_BYTES:",
+        "            if False:",
+        (f"{OUTBOX_TESTS}::test_messages_are_bounded_in_bytes_and_frames_and_one_larger_frame_goes_alone",),
+    ),
+    Mutant(
+        "worker: frames are joined for who may not know `more`",
+        OUTBOX,
+        "        self.joins = False\n",
+        "        self.joins = True\n",
+        (f"{RUNS_TESTS}::test_answers_go_each_by_itself_to_who_opens_no_runs[False]",),
+    ),
+    Mutant(
+        "worker: frames are never joined",
+        STREAM,
+        "                    self._outbox.joins = True  # who opens runs knows `more`\n",
+        "",
+        (f"{RUNS_TESTS}::test_answers_go_each_by_itself_to_who_opens_no_runs[True]",),
+    ),
+    Mutant(
+        "worker: frames behind a goodbye count",
+        STREAM,
+        "            if self.goodbye:\n                self.goodbye = False\n",
+        "            if False:\n                self.goodbye = False\n",
+        (REFUSALS_TESTS,),
     ),
 )

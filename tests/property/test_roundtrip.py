@@ -43,8 +43,9 @@ def test_diffs_of_any_budget_assemble_to_their_source(
         """One diff of each touched trace, as the cursors have it. False once nothing is new."""
         went = False
         for trace in list(episode.take_touched()):
-            delta, cursors[trace] = diff(trace, cursors.get(trace, TraceCursor()), budget_bytes)
-            if delta is not None:
+            data, cursors[trace] = diff(trace, cursors.get(trace, TraceCursor()), budget_bytes)
+            if data is not None:
+                delta = delta_pb2.TraceDelta.FromString(data)
                 messages.append(delta_pb2.DeltaStream(deltas=[delta]).SerializeToString())
                 trace.touch()  # there may be more behind the budget
                 went = True

@@ -546,7 +546,8 @@ class SessionRequest(google.protobuf.message.Message):
     @property
     def more(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SessionRequest]:
         """Further frames, at most 1,024, as if each had been sent by itself after this one, in order. They have no `more`, and
-        none of them is `open`.
+        none of them is `open`. A client uses it only towards a server whose `opened` has the capability "session-runs": an
+        older one would not see them.
         """
 
     def __init__(
@@ -600,7 +601,9 @@ class SessionResponse(google.protobuf.message.Message):
 
     @property
     def more(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SessionResponse]:
-        """Further frames, as if each had been sent by itself after this one, in order. They have no `more`."""
+        """Further frames, at most 1,024, as if each had been sent by itself after this one, in order. They have no `more`. A
+        server uses it only in a stream in which the client has sent open_run or `more`: an older client would not see them.
+        """
 
     def __init__(
         self,

@@ -10,14 +10,12 @@ import pytest
 from envtrio.v1 import env_service_pb2 as pb
 
 from env_broker.client_session import ClientSessions
-from env_broker.client_stream import MAX_UNANSWERED, ClientStream
 from env_broker.confirm import Confirmer
 from env_broker.link import WorkerLink
 from env_broker.pool import Pool
 from env_broker.route import CancelOutcome, ConfirmOutcome
 from env_broker.routes import RouteTable
 from env_broker.sessions import SessionTable
-from env_broker.worker_session import MAX_FRAME_IDS
 from tests.helpers.clock import FakeClock
 from tests.helpers.scripted_worker import ScriptedWorker
 
@@ -157,45 +155,6 @@ async def test_what_is_never_answered_is_given_up_when_its_window_is_over() -> N
         now.confirmer.expire(clock.now() + 70.0)
         assert one.outcomes == [(A, "nothing")]
         assert len(now.confirmer) == 0
-
-
-# A client's stream.
-
-
-async def test_a_stream_takes_so_many_confirmations_and_no_more() -> None:
-    stream = ClientStream(A, 1)
-    for number in range(MAX_UNANSWERED):
-        await asyncio.wait_for(stream.room(), 1)
-        stream.pending.add(f"{number:032x}")
-    waits = asyncio.create_task(stream.room())
-    await asyncio.sleep(0)
-    assert not waits.done()
-    stream.answered(f"{0:032x}", ConfirmOutcome.CONFIRMED)
-    await asyncio.sleep(0)
-    assert not waits.done(), "an answer that was not taken yet has its room"
-    assert len(await stream.next_answers()) == 1
-    await asyncio.wait_for(waits, 1)
-    stream.pending.add(f"{0:032x}")
-    waits = asyncio.create_task(stream.room())
-    await asyncio.sleep(0)
-    stream.unanswered(f"{1:032x}")
-    await asyncio.wait_for(waits, 1)
-
-
-async def test_answers_go_in_frames_and_a_goodbye_waits_for_the_last() -> None:
-    stream = ClientStream(A, 1)
-    ids = [f"{number:032x}" for number in range(MAX_FRAME_IDS + 2)]
-    stream.pending.update(ids)
-    stream.say_goodbye()
-    for request_id in ids[:-1]:
-        stream.answered(request_id, ConfirmOutcome.WORKER_LOST)
-    assert [len(await stream.next_answers()) for _ in range(2)] == [MAX_FRAME_IDS, 1]
-    last = asyncio.create_task(stream.next_answers())
-    await asyncio.sleep(0)
-    assert not last.done()
-    stream.unanswered(ids[-1])
-    assert await last == []
-    assert A not in repr(stream)
 
 
 # The grace.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
@@ -16,17 +16,41 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
+TRANSPORTS: Final = ("run", "lane")
+"""A module's own TRANSPORTS says by which its tests are done; Run alone, where it has none."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "carries" in metafunc.fixturenames:
+        transports = getattr(metafunc.module, "TRANSPORTS", TRANSPORTS[:1])
+        if len(transports) > 1:
+            metafunc.parametrize("carries", [name == "lane" for name in transports], ids=transports)
+
+
 @pytest.fixture
-def service() -> Iterator[ScriptedService]:
+def carries() -> bool:
+    """Whether the scripted server carries the runs of asynchronous clients in their lanes."""
+    return False
+
+
+@pytest.fixture
+def service(carries: bool) -> Iterator[ScriptedService]:
     """A scripted server; what it was told to expect must have come when the test ends."""
-    with ScriptedService() as scripted:
+    with ScriptedService(carries=carries) as scripted:
         yield scripted
 
 
 @pytest.fixture
-def confirming() -> Iterator[ScriptedService]:
+def confirming(carries: bool) -> Iterator[ScriptedService]:
     """A scripted server with sessions."""
-    with ScriptedService(sessions=True) as scripted:
+    with ScriptedService(sessions=True, carries=carries) as scripted:
+        yield scripted
+
+
+@pytest.fixture
+def carrying() -> Iterator[ScriptedService]:
+    """A scripted server with sessions that carries runs."""
+    with ScriptedService(sessions=True, carries=True) as scripted:
         yield scripted
 
 

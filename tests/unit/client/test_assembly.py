@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import weakref
+
 import pytest
 from envtrio.v1.delta_pb2 import DeltaStream
 from envtrio.v1.episode_pb2 import Episode, Trace
@@ -183,7 +186,17 @@ def test_breaks_of_the_grammar_are_errors_at_once(messages: list[DeltaStream], f
     for use in (assembly.finish, lambda: assembly.apply(DeltaStream())):
         with pytest.raises(AssemblyError) as again:
             use()
-        assert again.value is caught.value
+        assert str(again.value) == str(caught.value)
+
+
+def test_a_broken_assembly_goes_with_its_last_user() -> None:
+    assembly = assembled(FIRST)
+    with contextlib.suppress(AssemblyError):
+        assembly.apply(growth(2))
+    gone = weakref.ref(assembly)
+    del assembly
+    # Not only when the garbage collector finds it: it may hold a large part of an episode.
+    assert gone() is None
 
 
 def test_an_empty_message_after_the_reply_is_nothing() -> None:

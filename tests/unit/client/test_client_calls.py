@@ -25,6 +25,7 @@ from tests.helpers.scripted_end import End
 from tests.helpers.scripted_service import ScriptedService, Send
 
 RUN = "0123456789abcdef0123456789abcdef"
+TRANSPORTS = ("run", "lane")
 
 
 async def test_health_and_describe(service: ScriptedService) -> None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 
 RUN = "0123456789abcdef0123456789abcdef"
+TRANSPORTS = ("run", "lane")
 GONE = End(grpc.StatusCode.UNAVAILABLE)
 SECONDS = 20
 

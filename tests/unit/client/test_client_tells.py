@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from tests.helpers.scripted_service import ScriptedService
 
 RUN = "0123456789abcdef0123456789abcdef"
+TRANSPORTS = ("run", "lane")
 BIG = 100_000
 
 

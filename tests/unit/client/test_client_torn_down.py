@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -10,13 +12,14 @@ import pytest
 
 from env_client import EnvClient
 from tests.helpers.deltas import episode_stream
-from tests.helpers.scripted_service import Send
+from tests.helpers.scripted_service import Hang, Send
 from tests.helpers.scripted_session import SessionLine
 
 if TYPE_CHECKING:
     from tests.helpers.scripted_service import ScriptedService
 
 RUN = "0123456789abcdef0123456789abcdef"
+TRANSPORTS = ("run", "lane")
 
 
 async def test_a_coroutine_that_is_closed_while_it_waits_for_the_answer(confirming: ScriptedService) -> None:
@@ -48,3 +51,26 @@ async def test_a_coroutine_that_is_closed_while_it_waits_for_the_answer(confirmi
     held.set()
     await client.close()
     assert confirming.cancelled_ids() == [RUN]
+
+
+NEVER_CLOSED = """
+import asyncio, sys
+from env_client import EnvClient
+
+async def main():
+    global client, run
+    client = EnvClient(sys.argv[1])
+    run = client.run({})
+    run.send(None)  # It waits, and nobody comes back to it.
+
+asyncio.run(main())
+"""
+
+
+def test_a_coroutine_that_nobody_closes_does_not_hold_up_the_end_of_the_interpreter(
+    confirming: ScriptedService,
+) -> None:
+    confirming.on_run(Hang(), optional=True)
+    command = [sys.executable, "-c", NEVER_CLOSED, confirming.address]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    assert finished.returncode == 0

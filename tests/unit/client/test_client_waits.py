@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from env_client.session_driver import Settlement, Ticket
 
 RUN = "0123456789abcdef0123456789abcdef"
+TRANSPORTS = ("run", "lane")
 GONE = End(grpc.StatusCode.UNAVAILABLE)
 SECONDS = 20
 

@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 
 RUN = "0123456789abcdef0123456789abcdef"
 BIG = 100_000
+TRANSPORTS = ("run", "lane")
 
 
-def service_for_one_run(sessions: bool, count: int = 3) -> ScriptedService:
-    service = ScriptedService(sessions=sessions)
+def service_for_one_run(sessions: bool, carries: bool, count: int = 3) -> ScriptedService:
+    service = ScriptedService(sessions=sessions, carries=carries)
     service.on_run(*[Send(message) for message in episode_stream(count=count)], optional=True)
     return service
 
@@ -32,10 +33,10 @@ async def suspend_in_callback(_delta: object) -> None:
 @pytest.mark.parametrize("moment", Moment, ids=lambda moment: moment.value)
 @pytest.mark.parametrize("sessions", [True, False], ids=["sessions", "no sessions"])
 @pytest.mark.parametrize("count", [3, BIG], ids=["small", "big"])
-async def test_cancelled(moment: Moment, sessions: bool, count: int) -> None:
+async def test_cancelled(moment: Moment, sessions: bool, count: int, carries: bool) -> None:
     places: list[str] = []
     for point in Suspensions(asyncio.Task.cancel, moment):
-        with service_for_one_run(sessions, count) as service:
+        with service_for_one_run(sessions, carries, count) as service:
             async with EnvClient(service.address) as client:
                 run = client.run({}, request_id=RUN, on_delta=suspend_in_callback)
                 outcome = await outcome_of(point.drive(run))
@@ -48,7 +49,7 @@ async def test_cancelled(moment: Moment, sessions: bool, count: int) -> None:
                 assert service.cancelled_ids() == []
             assert service.sessions is None or service.sessions.ends == ["goodbye"], point
     waited = " ".join(places)
-    for function in ("_next_batch", "suspend_in_callback", "_confirmed", *["_off_loop"] * (count == BIG)):
+    for function in ("_next_batch", "suspend_in_callback", "_confirmed", *["to_thread"] * (count == BIG)):
         assert function in waited, "a place where a run waits was not tried: is the test still right?"
 
 
@@ -59,12 +60,12 @@ async def test_cancelled(moment: Moment, sessions: bool, count: int) -> None:
         pytest.param(lambda client: asyncio.ensure_future(client.cancel(RUN)), id="cancelled by another"),
     ],
 )
-async def test_disturbed_otherwise(leave: Callable[[EnvClient], asyncio.Future[Any]]) -> None:
+async def test_disturbed_otherwise(leave: Callable[[EnvClient], asyncio.Future[Any]], carries: bool) -> None:
     """The client closes, or somebody else cancels: the run ends by a word of its own, and nothing is owed."""
     others: list[asyncio.Future[Any]] = []
     clients: list[EnvClient] = []
     for point in Suspensions(lambda _: others.append(leave(clients[-1]))):
-        with service_for_one_run(sessions=True) as service:
+        with service_for_one_run(True, carries) as service:
             clients.append(EnvClient(service.address))
             outcome = await outcome_of(point.drive(clients[-1].run({}, request_id=RUN)))
             await asyncio.gather(*others)

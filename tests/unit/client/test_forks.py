@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tests.helpers.scripted_service import ScriptedService
 
 A = "a" * 32
+TRANSPORTS = ("run", "lane")
 NEXT_STEP = "used in process 1 and is called in process 2, a fork of it.*make the client after the fork"
 
 

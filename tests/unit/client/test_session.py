@@ -89,6 +89,20 @@ def test_what_is_unknown_is_asked_again(
     assert confirming.sessions.frames == [[A]] * 4
 
 
+def test_answers_are_heard_in_all_frames_of_a_message(
+    confirming: ScriptedService, open_session: Open, answers: Answers
+) -> None:
+    opens = threading.Event()
+    confirming.on_session(SessionLine(opens=opens, apart=True))
+    session = open_session(confirming)
+    for request_id in (A, B, C):
+        answers.ask(session, request_id)
+    opens.set()
+    assert [answers.next() for _ in range(3)] == [(run, Verdict.CONFIRMED) for run in (A, B, C)]
+    assert confirming.sessions is not None
+    assert confirming.sessions.frames == [[A, B, C]]
+
+
 @pytest.mark.parametrize(
     "broken",
     [SessionLine(refuse=GONE), SessionLine(breaks=GONE), SessionLine(breaks=End(grpc.StatusCode.INTERNAL))],

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 import pytest
-from envtrio.v1.episode_pb2 import Episode, Trace
+from envtrio.v1.episode_pb2 import Call, Episode, Trace
 
 from env_client import EpisodeAssembly, ValidationError, check_episode
 from tests.helpers.deltas import episode_stream
@@ -31,6 +31,8 @@ def test_a_good_episode_passes() -> None:
     trace.links.add(source=0, target=2, kind="return")
     trace.links.add(source=0, target=1, target_trace_id="t")
     trace.nodes.add(parent=0)  # A node without tokens, on another branch.
+    trace.nodes.add(token_ids=bytes(8), mask=b"\0\1", logprobs=bytes(4))  # Another root, half of it sampled.
+    trace.calls.add(finish_reason="length")  # A call whose answer was not used.
     trace.metrics["m"] = 0.5
     trace.rewards["not judged"].weight = 1
     check_episode(episode)
@@ -39,6 +41,7 @@ def test_a_good_episode_passes() -> None:
 def test_empty_episodes_and_traces_pass() -> None:
     check_episode(Episode())
     check_episode(Episode(traces=[Trace()]))
+    check_episode(Episode(traces=[Trace(calls=[Call()])]))  # The first call failed.
 
 
 def test_optional_streams_may_be_absent() -> None:
@@ -66,7 +69,7 @@ CHANGES: list[tuple[str, Callable[[Trace], object], str, str]] = [
     ),
     ("call", lambda t: setattr(t.calls[1], "node", 3), "calls[1].node", "found 3, expected a node below 3"),
     ("source", lambda t: t.links.add(source=3), "links[0].source", "found 3"),
-    ("target", lambda t: t.links.add(target=9), "links[0].target", "found 9, expected a node below 3 of 't'"),
+    ("target", lambda t: t.links.add(target=3), "links[0].target", "found 3, expected a node below 3 of 't'"),
     ("foreign", lambda t: t.links.add(target_trace_id="x"), "links[0].target_trace_id", "found 'x'"),
     ("info", lambda t: t.info_json.update({"k": "{"}), "info_json['k']", "JSON text"),
     ("info nan", lambda t: t.info_json.update({"k": "NaN"}), "info_json['k']", "NaN is no JSON"),

@@ -129,3 +129,22 @@ async def test_a_handler_that_is_stuck_in_a_write_is_told_of_the_end_once() -> N
     assert told == ["cancelled"]
     with pytest.raises(PortBrokenError):
         await task
+
+
+async def test_a_handler_of_many_is_called_for_each_news_and_looks_for_itself() -> None:
+    port: RunPort[str] = RunPort()
+    news: list[tuple[bool, bytes | None, bool]] = []
+    port.on_news = lambda: news.append((port.opened, port.waiting, port.ended))
+    port.open()
+    task = asyncio.create_task(port.send(b"a"))
+    await asyncio.sleep(0)
+    assert port.waiting == b"a"
+    port.written()
+    assert port.waiting is None
+    await task
+    reply = asyncio.create_task(port.send_reply(b"reply", lambda: True))
+    await asyncio.sleep(0)
+    port.end("cancelled")
+    assert news == [(True, None, False), (True, b"a", False), (True, b"reply", False), (True, None, True)]
+    with pytest.raises(PortBrokenError):
+        await reply

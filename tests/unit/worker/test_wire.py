@@ -23,7 +23,6 @@ from env_worker.domain import (
     Message,
     Node,
     Pending,
-    PendingSet,
     Reward,
     SamplingMask,
     SamplingParams,
@@ -175,8 +174,6 @@ def test_a_preview_has_its_parent_and_none_is_empty() -> None:
     assert preview.HasField("parent")
     assert [message.role for message in preview.messages] == [episode_pb2.ROLE_USER]
     assert wire.pending(None) == delta_pb2.Pending()
-    with pytest.raises(TypeError, match=r"TraceDelta\.pending"):
-        wire.partial_trace(PendingSet(None))
 
 
 def test_the_header_and_the_head_keep_their_fields() -> None:

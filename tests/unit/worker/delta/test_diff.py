@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
 
 import pytest
+from envtrio.v1 import delta_pb2
 
 from env_worker.delta.diff import TraceCursor, diff
 from env_worker.domain import Episode, EpisodeError, Message, Trace
-
-if TYPE_CHECKING:
-    from envtrio.v1 import delta_pb2
 
 PLENTY = 1024 * 1024
 
@@ -29,16 +26,16 @@ def trace(episode: Episode) -> Trace:
 def drain(trace: Trace, cursor: TraceCursor, budget: int) -> tuple[list[delta_pb2.TraceDelta], TraceCursor]:
     deltas: list[delta_pb2.TraceDelta] = []
     while True:
-        delta, cursor = diff(trace, cursor, budget)
-        if delta is None:
+        data, cursor = diff(trace, cursor, budget)
+        if data is None:
             return deltas, cursor
-        deltas.append(delta)
+        deltas.append(delta_pb2.TraceDelta.FromString(data))
 
 
 def sent(trace: Trace, cursor: TraceCursor) -> tuple[delta_pb2.TraceDelta, TraceCursor]:
-    delta, cursor = diff(trace, cursor, PLENTY)
-    assert delta is not None
-    return delta, cursor
+    data, cursor = diff(trace, cursor, PLENTY)
+    assert data is not None
+    return delta_pb2.TraceDelta.FromString(data), cursor
 
 
 def test_an_opening_carries_the_header_even_without_an_entry(trace: Trace) -> None:
@@ -238,12 +235,13 @@ def test_reads_each_entry_once_while_another_thread_writes(trace: Trace) -> None
     cursor, last, reads = TraceCursor(), 0.0, 0
     writer.start()
     while last < count:
-        delta, moved = diff(trace, cursor, 2_000)
+        data, moved = diff(trace, cursor, 2_000)
         assert moved.position >= cursor.position
         reads += moved.position - cursor.position
         cursor = moved
-        if delta is not None and delta.append.metrics:
-            assert delta.append.metrics["step"] > last
-            last = delta.append.metrics["step"]
+        metrics = delta_pb2.TraceDelta.FromString(data or b"").append.metrics
+        if metrics:
+            assert metrics["step"] > last
+            last = metrics["step"]
     writer.join()
     assert reads == count

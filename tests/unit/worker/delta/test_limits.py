@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from envtrio.v1 import delta_pb2
 
 from env_worker import wire
 from env_worker.delta.diff import TraceCursor, diff
@@ -87,8 +88,8 @@ def test_names_the_largest_field(change: Change, field: str) -> None:
 def test_what_cannot_fit_is_refused_without_being_encoded(
     change: Change, field: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("partial_trace", "pending", "node"):
-        monkeypatch.setattr(wire, name, lambda *_: pytest.fail("it was encoded"), raising=False)
+    for name in ("pending", "node", "message"):
+        monkeypatch.setattr(wire, name, lambda *_: pytest.fail("it was encoded"))
     with pytest.raises(MessageTooLargeError) as raised:
         check_bound(change, "t", 9_999)
     assert raised.value.field == f"{field} of trace 't'"
@@ -97,15 +98,34 @@ def test_what_cannot_fit_is_refused_without_being_encoded(
     check_bound(change, "t", 30_000)
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        Message("user", "1234", "56", extra_json="{}"),
+        Message("user", (TextPart("1234"),), "56", extra_json="{}"),
+        Message("user", "12", tool_calls=(ToolCall("a", "b", "345678"),)),
+    ],
+)
+def test_the_bound_is_what_a_node_holds_to_the_byte(message: Message) -> None:
+    # 8 of the message, 8 + 2 + 2 + 4 of the streams, 2 of the tools.
+    node = Node(message, [1, 2], sampled=True, mask=[0, 1], is_content=[0, 1], logprobs=[0], tools_json="[]")
+    check_bound(NodeAdded(0, node), "t", 26)
+    with pytest.raises(MessageTooLargeError, match="of 26 bytes or more"):
+        check_bound(NodeAdded(0, node), "t", 25)
+    check_bound(PendingSet(Pending((message, message))), "t", 16)
+    with pytest.raises(MessageTooLargeError, match="of 16 bytes or more"):
+        check_bound(PendingSet(Pending((message, message))), "t", 15)
+
+
 def test_a_large_node_is_refused_by_the_diff_and_what_is_before_it_crosses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     trace = Trace("t")
     trace.add_node(Message.user("before"))
     trace.add_node(Message.user(LARGE), parent=0)
-    delta, cursor = diff(trace, TraceCursor(), PLENTY, 9_999)
-    assert delta is not None
-    assert len(delta.append.nodes) == 1
-    monkeypatch.setattr(wire, "partial_trace", lambda *_: pytest.fail("it was encoded"))
+    data, cursor = diff(trace, TraceCursor(), PLENTY, 9_999)
+    assert data is not None
+    assert len(delta_pb2.TraceDelta.FromString(data).append.nodes) == 1
+    monkeypatch.setattr(wire, "node", lambda *_: pytest.fail("it was encoded"))
     with pytest.raises(MessageTooLargeError, match=r"nodes\[1\].*split it over several nodes"):
         diff(trace, cursor, PLENTY, 9_999)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,7 +11,16 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from env_worker.domain import TRAINING_ARRAY_FIELDS, SamplingMask, TopLogprobs
-from env_worker.domain.arrays import bool_vector, float32_vector, int32_vector, routed_experts_array
+from env_worker.domain.arrays import (
+    bool_vector,
+    float32_vector,
+    int32_vector,
+    routed_experts_array,
+    uniform_bools,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def test_the_fields_that_never_stream() -> None:
@@ -41,6 +52,36 @@ def test_vectors_of_streamed_fields_are_copies_and_the_callers_array_stays_writa
     assert vector.tolist() == [0, 1, 2]
     with pytest.raises(ValueError, match="read-only"):
         vector[0] = 1
+
+
+@pytest.mark.parametrize("share", [memoryview, np.asarray, lambda mine: mine.view(np.memmap)])
+def test_what_shares_its_memory_in_another_guise_is_copied_too(share: Callable[[Any], Any]) -> None:
+    mine = np.arange(3, dtype=np.int32)
+    vector = int32_vector(share(mine), "token_ids")
+    mine[0] = 9
+    assert vector.tolist() == [0, 1, 2]
+    with pytest.raises(ValueError, match="cannot set WRITEABLE"):
+        vector.flags.writeable = True
+
+
+def test_arrays_of_any_layout_and_byte_order_keep_their_values() -> None:
+    wanted = np.arange(6, dtype=np.int32)
+    scattered = np.repeat(wanted, 2)[::2]
+    for values in (scattered, wanted[::-1].copy()[::-1], wanted.astype(">i4"), wanted.astype(np.uint64)):
+        vector = int32_vector(values, "token_ids")
+        assert vector.dtype == np.int32
+        assert vector.dtype.isnative
+        assert vector.tolist() == wanted.tolist()
+        assert not vector.flags.writeable
+
+
+def test_uniform_bools_are_read_only() -> None:
+    for value in (True, False):
+        vector = uniform_bools(value, 3)
+        assert vector.dtype == np.bool_
+        assert vector.tolist() == [value] * 3
+        assert not vector.flags.writeable
+        assert len(uniform_bools(value, 0)) == 0
 
 
 def test_bool_and_float_vectors() -> None:

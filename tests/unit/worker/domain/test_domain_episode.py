@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 
 import numpy as np
 import pytest
@@ -147,3 +149,28 @@ def test_what_is_left_for_a_late_discard() -> None:
     assert (left.id, left.agent, left.trainable, left.model, dict(left.info), len(left.nodes)) == (
         "x", "a", False, "m", {"key": {"n": 1}}, 0,
     )  # fmt: skip
+
+
+def test_a_dropped_episode_is_freed_without_the_collector() -> None:
+    episode = Episode("0" * 32, "test", {})
+    trace = episode.new_trace()
+    trace.info["key"] = trace.add_node(Message.user("x"))
+    trace.finish()
+    freed = [weakref.ref(episode), weakref.ref(trace)]
+    gc.disable()
+    try:
+        del episode, trace
+        assert [reference() for reference in freed] == [None, None]
+    finally:
+        gc.enable()
+
+
+def test_what_outlives_its_owner_can_still_be_written() -> None:
+    trace = Episode("0" * 32, "test", {}).new_trace()
+    trace.add_node(Message.user("x"))
+    assert len(trace.journal.entries) == 1
+    info = trace.info
+    del trace
+    info["key"] = 1
+    del info["key"]
+    assert not info

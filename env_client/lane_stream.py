@@ -1,0 +1,288 @@
+"""One Session stream that carries runs, between its opening and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import grpc
+from envtrio.v1.env_service_pb2 import (
+    ConfirmAnswers,
+    SessionGoodbye,
+    SessionOpen,
+    SessionOpened,
+    SessionRequest,
+)
+from google.protobuf.message import DecodeError
+
+from env_client.errors import shown_id
+from env_client.lane_frames import Opening, Outbox, RunStatus, decoded
+from env_client.lane_run import LaneRun
+from env_client.statuses import env_error
+from env_client.verdicts import VERDICTS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from env_client.confirmations import Verdict
+    from env_client.errors import EnvError
+    from env_client.lane_frames import Frame
+
+_T = TypeVar("_T")
+
+_LOG: Final = logging.getLogger(__name__)
+
+CAPABILITY: Final = "session-runs"
+_JOIN_SECONDS: Final = 1.0
+_BIG_BYTES: Final = 256 * 1024  # Decoding more than this is not done on the event loop.
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEnd:
+    """Why a stream is over.
+
+    Attributes:
+        why: for people.
+        code: what that is to a run that it carried.
+        error: what the server or gRPC said; None where neither did.
+        is_torn: whether its tasks were cancelled, as happens when an event loop is torn down.
+    """
+
+    why: str
+    code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE
+    error: EnvError | None = None
+    is_torn: bool = False
+
+
+class LaneStream:
+    """A Session stream of the running event loop; a task reads it, a task writes it.
+
+    Runs that come before the server has opened it wait for that. If it turns out that it carries no runs, or
+    cannot be opened, they are handed on; if it breaks, they end with that.
+
+    Args:
+        call: the call, whose requests are SessionRequests, and whose responses come serialized.
+        opening: the first frame.
+        open_seconds: how long the server may take to open it.
+        hand_on: sends a run that it does not carry in another way.
+        ended: called once, when the stream is over.
+    """
+
+    def __init__(
+        self,
+        call: grpc.aio.StreamStreamCall[SessionRequest, bytes],
+        opening: SessionOpen,
+        open_seconds: float,
+        hand_on: Callable[[LaneRun, Opening], object],
+        ended: Callable[[LaneStream, StreamEnd], object],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._call = call
+        self._opening = opening
+        self._hand_on = hand_on
+        self._ended = ended
+        self._runs: dict[int, LaneRun] = {}
+        self._answers: dict[str, asyncio.Future[Verdict | None]] = {}
+        self._last_number = 0
+        self._outbox = Outbox()
+        self._news = asyncio.Event()
+        self._opened: SessionOpened | None = None
+        self._carries = False
+        self._is_parting = False
+        self._given_up: StreamEnd | None = None
+        self._patience = self._loop.call_later(open_seconds, self._lose_patience, open_seconds)
+        self._writer = _quiet(self._loop.create_task(self._write(), name="envtrio-lane-writer"))
+        self._reader = _quiet(self._loop.create_task(self._read(), name="envtrio-lane-reader"))
+        self._writer.add_done_callback(self._written)
+        # Not in a `finally` of the task, which need not have begun when it is cancelled.
+        self._reader.add_done_callback(self._over)
+
+    @property
+    def takes_runs(self) -> bool:
+        """Whether it carries runs, or may come to."""
+        return self._opened is None or self._carries
+
+    @property
+    def carries(self) -> bool:
+        """Whether it is open and carries runs."""
+        return self._carries and not self._is_parting
+
+    @property
+    def was_opened(self) -> bool:
+        """Whether the server has opened it."""
+        return self._opened is not None
+
+    def carry(self, opening: Opening) -> LaneRun:
+        """Begin a run. Only while it takes runs."""
+        self._last_number += 1
+        run = LaneRun(self._loop, self, self._last_number, opening.deadline)
+        self._runs[self._last_number] = run
+        self._outbox.open(self._last_number, opening)
+        self._news.set()
+        return run
+
+    def credit(self, number: int, size: int) -> None:
+        """Allow the server to send `size` bytes more of a run."""
+        self._outbox.credit(number, size)
+        self._news.set()
+
+    def leave(self, number: int) -> None:
+        """Give up a run; what still comes of it is dropped."""
+        if self._runs.pop(number, None) is not None:
+            self._outbox.leave(number)
+            self._news.set()
+
+    def confirm(self, request_id: str) -> asyncio.Future[Verdict | None]:
+        """Confirm an episode. Only while it carries runs; `forget` it in the end.
+
+        Returns:
+            What the server says; None where that is not the last word, or the stream is over.
+        """
+        answer = self._answers[request_id] = self._loop.create_future()
+        self._outbox.confirm(request_id)
+        self._news.set()
+        return answer
+
+    def forget(self, request_id: str) -> None:
+        """Nobody waits for what is said of that confirmation."""
+        self._answers.pop(request_id, None)
+
+    async def part(self, timeout: float) -> None:
+        """Say goodbye, and wait at most `timeout` seconds for the server to end it. No run comes any more."""
+        if self._opened is None:
+            return
+        self._is_parting = True
+        self._news.set()
+        await asyncio.wait([self._reader], timeout=timeout)
+
+    async def join(self) -> None:
+        """Wait until it is over; bounded."""
+        await asyncio.wait([self._reader, self._writer], timeout=_JOIN_SECONDS)
+
+    def give_up(self, end: StreamEnd) -> None:
+        """End it at once. Idempotent."""
+        self._given_up = self._given_up or end
+        self._call.cancel()
+
+    def _lose_patience(self, open_seconds: float) -> None:
+        self.give_up(StreamEnd(f"the server did not open it within {open_seconds} s"))
+
+    async def _read(self) -> StreamEnd:
+        """Read it to its end. What that was; CancelledError if the loop is torn down."""
+        try:
+            while (frames := await self._frames()) is not None:
+                self._take(frames)
+                del frames  # Or the last message would be held until the next one comes.
+            return StreamEnd("the server ended it")
+        except asyncio.CancelledError:
+            if self._given_up is None:
+                raise
+            return self._given_up
+        except grpc.RpcError as error:
+            translated = env_error(error)
+            return StreamEnd(str(translated), error=translated)
+        except DecodeError as error:
+            return StreamEnd(f"what the server sent cannot be decoded: {error}", grpc.StatusCode.INTERNAL)
+
+    async def _frames(self) -> list[Frame] | None:
+        message: Any = await self._call.read()
+        if message is grpc.aio.EOF:
+            return None
+        return await asyncio.to_thread(decoded, message) if len(message) > _BIG_BYTES else decoded(message)
+
+    def _take(self, frames: list[Frame]) -> None:
+        for number, content in frames:
+            run = self._runs.get(number)  # None for one that was left, too.
+            if isinstance(content, bytes):
+                if run is not None:
+                    run.append(content)
+            elif isinstance(content, ConfirmAnswers):
+                for answer in content.answers:
+                    self._answered(answer.request_id, VERDICTS.get(answer.outcome))
+            elif isinstance(content, SessionOpened):
+                self._open(content)
+            elif run is not None:
+                del self._runs[number]
+                self._outbox.forget(number)
+                run.end(content)
+
+    def _open(self, opened: SessionOpened) -> None:
+        if self._opened is not None:
+            return
+        self._opened = opened
+        self._patience.cancel()
+        self._carries = CAPABILITY in opened.capabilities
+        _LOG.debug("lane=%s: open, carries=%s", shown_id(self._opening.session_id), self._carries)
+        if self._carries:
+            self._news.set()
+        else:
+            self._hand_all_on()
+
+    def _answered(self, request_id: str, verdict: Verdict | None) -> None:
+        waiting = self._answers.get(request_id)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(verdict)
+
+    def _hand_all_on(self) -> None:
+        for number, opening in self._outbox.take_openings().items():
+            self._hand_on(self._runs.pop(number), opening)
+
+    async def _write(self) -> None:
+        # One message at a time: what becomes due while it is on its way leaves together.
+        try:
+            await self._call.write(SessionRequest(open=self._opening))
+            while (request := await self._next_request()) is not None:
+                await self._call.write(request)
+                del request
+            await self._call.write(SessionRequest(goodbye=SessionGoodbye()))
+            await self._call.done_writing()
+        except (grpc.RpcError, asyncio.InvalidStateError):
+            pass  # It is over; the reader hears why.
+
+    async def _next_request(self) -> SessionRequest | None:
+        """What is due, once there is something; None: only the goodbye."""
+        while True:
+            self._news.clear()
+            if self._carries and (request := self._outbox.next_message(self._loop.time())) is not None:
+                return request
+            if self._is_parting:
+                return None
+            await self._news.wait()
+
+    def _written(self, writer: asyncio.Task[None]) -> None:
+        if not writer.cancelled() and (error := writer.exception()) is not None:
+            _LOG.error("lane=%s: cannot be written", shown_id(self._opening.session_id), exc_info=error)
+            self.give_up(StreamEnd(f"it cannot be written: {error}", grpc.StatusCode.INTERNAL))
+
+    def _over(self, reader: asyncio.Task[StreamEnd]) -> None:
+        end = self._end_of(reader)
+        self._patience.cancel()
+        self._writer.cancel()
+        self._call.cancel()
+        if self._opened is None and not end.is_torn:
+            self._hand_all_on()
+        self._ended(self, end)
+        status = RunStatus(end.code.value[0], f"the stream that carried this run broke: {end.why}")
+        runs, self._runs = self._runs, {}
+        for run in runs.values():
+            run.end(status)
+        for request_id in tuple(self._answers):
+            self._answered(request_id, None)
+
+    def _end_of(self, reader: asyncio.Task[StreamEnd]) -> StreamEnd:
+        if reader.cancelled():
+            return StreamEnd("its task was cancelled", is_torn=True)
+        error = reader.exception()
+        if error is None:
+            return reader.result()
+        _LOG.error("lane=%s: cannot be read", shown_id(self._opening.session_id), exc_info=error)
+        return StreamEnd(f"it cannot be read: {error}", grpc.StatusCode.INTERNAL)
+
+
+def _quiet(task: asyncio.Task[_T]) -> asyncio.Task[_T]:
+    # Who closes a loop with tasks pending is told of each when it is collected. These are not the caller's,
+    # and in a client that was not closed they are pending always. asyncio itself does so for what it gathers.
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+    return task

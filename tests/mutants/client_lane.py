@@ -1,0 +1,104 @@
+"""Bugs of the client's lane: what its runs are told, and what the server is."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutants.mutant import Mutant
+
+LANE: Final = "env_client/lane.py"
+STREAM: Final = "env_client/lane_stream.py"
+RUN: Final = "env_client/lane_run.py"
+FRAMES: Final = "env_client/lane_frames.py"
+LANE_TESTS: Final = "tests/unit/client/test_client_lane.py"
+OPENS_TESTS: Final = "tests/unit/client/test_client_lane_opens.py"
+ENDS_TESTS: Final = "tests/unit/client/test_client_lane_ends.py"
+RUN_TESTS: Final = "tests/unit/client/test_client_lane_run.py"
+FRAMES_TESTS: Final = "tests/unit/client/test_client_lane_frames.py"
+
+CLIENT_LANE: Final = (
+    Mutant(
+        "lane: a run whose stream broke has ended well",
+        STREAM,
+        "        status = RunStatus(end.code.value[0], ",
+        "        status = RunStatus(0, ",
+        (f"{ENDS_TESTS}::test_a_run_without_an_end_is_not_delivered_whatever_came_of_it",),
+    ),
+    Mutant(
+        "lane: a server is sent runs without the capability",
+        STREAM,
+        "        self._carries = CAPABILITY in opened.capabilities",
+        "        self._carries = True",
+        (f"{OPENS_TESTS}::test_a_server_that_carries_no_runs_is_asked_again_when_the_stream_broke",),
+    ),
+    Mutant(
+        "lane: runs that are handed on as the loop is torn down",
+        STREAM,
+        "        if self._opened is None and not end.is_torn:",
+        "        if self._opened is None:",
+        (f"{ENDS_TESTS}::test_tasks_that_are_cancelled_before_they_began",),
+    ),
+    Mutant(
+        "lane: what was left is still read",
+        STREAM,
+        "        if self._runs.pop(number, None) is not None:",
+        "        if self._runs.get(number) is not None:",
+        (f"{ENDS_TESTS}::test_a_run_that_was_left_is_held_no_longer_whether_or_not_its_end_comes",),
+    ),
+    Mutant(
+        "lane: every stream has the first epoch",
+        LANE,
+        "        self._epoch += 1",
+        "        self._epoch = 1",
+        (f"{ENDS_TESTS}::test_when_it_breaks_each_of_its_runs_hears_why_and_the_next_opens_it_anew",),
+    ),
+    Mutant(
+        "lane: a big request is carried",
+        LANE,
+        "self._stream_for_runs() if size <= _CARRIED_BYTES else None",
+        "self._stream_for_runs()",
+        (f"{OPENS_TESTS}::test_a_big_request_travels_by_run",),
+    ),
+    Mutant(
+        "lane: no goodbye",
+        LANE,
+        "                await stream.part(timeout)",
+        "                pass",
+        (f"{LANE_TESTS}::test_all_runs_share_one_stream_of_a_session_of_its_own",),
+    ),
+    Mutant(
+        "lane: a server that cannot open it is asked for each run",
+        LANE,
+        "        self._open_at = asyncio.get_running_loop().time() + pause",
+        "        pass",
+        (f"{OPENS_TESTS}::test_a_stream_that_is_not_opened_is_tried_again_after_a_pause",),
+    ),
+    Mutant(
+        "lane: the server is not told that a run is left",
+        RUN,
+        "        if carrier is not None:\n            carrier.leave(self._number)\n        if self._call",
+        "        if self._call",
+        (f"{RUN_TESTS}::test_cancelled",),
+    ),
+    Mutant(
+        "lane: what is not read is not bounded",
+        RUN,
+        "        if self._credit <= 0:",
+        "        if False:",
+        (f"{RUN_TESTS}::test_more_than_was_allowed_ends_it",),
+    ),
+    Mutant(
+        "lane: credit for what has come and not for what was read",
+        RUN,
+        "            self._credit -= len(piece)\n",
+        "            self._carrier.credit(self._number, len(piece))\n",
+        (f"{RUN_TESTS}::test_credit_is_given_back_in_lumps_for_what_was_read",),
+    ),
+    Mutant(
+        "lane: a run that never left is left",
+        FRAMES,
+        "            del self._due[number]\n        else:",
+        "            self._due[number] = _LEAVE\n        else:",
+        (f"{FRAMES_TESTS}::test_of_a_run_that_is_left_nothing_else_is_said",),
+    ),
+)

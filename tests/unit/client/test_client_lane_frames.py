@@ -1,0 +1,195 @@
+"""What a lane writes and reads, as messages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from envtrio.v1 import env_service_pb2 as pb
+from google.protobuf.message import DecodeError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from env_client.lane_frames import INITIAL_CREDIT, Opening, Outbox, RunStatus, decoded
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def opening(size: int = 10, *, deadline: float | None = None, name: str = "") -> Opening:
+    return Opening(pb.RunRequest(environment=name), size, deadline)
+
+
+def frames_of(message: pb.SessionRequest | None) -> list[tuple[str, int, int]]:
+    """Kind, number and credit of each frame of one message."""
+    frames: list[tuple[str, int, int]] = []
+    for frame in () if message is None else (message, *message.more):
+        kind = str(frame.WhichOneof("frame"))
+        content = getattr(frame, kind)
+        frames.append((kind, content.run_number, getattr(content, "credit_bytes", 0)))
+    return frames
+
+
+def drained(outbox: Outbox, now: float = 0.0) -> Iterator[list[tuple[str, int, int]]]:
+    while (message := outbox.next_message(now)) is not None:
+        yield frames_of(message)
+
+
+def test_a_message_is_read_frame_by_frame() -> None:
+    answers = pb.ConfirmAnswers(answers=[pb.ConfirmAnswer(request_id="r")])
+    message = pb.SessionResponse(
+        run_data=pb.RunData(run_number=7, data=b"a"),
+        more=[
+            pb.SessionResponse(run_admitted=pb.RunAdmitted(run_number=8)),
+            pb.SessionResponse(end_run=pb.EndRun(run_number=7, code=14, message="gone", status_details=b"d")),
+            pb.SessionResponse(confirm_answers=answers),
+            pb.SessionResponse(),  # As one of a later version looks.
+            pb.SessionResponse(run_data=pb.RunData(run_number=8, data=b"bc")),
+            pb.SessionResponse(end_run=pb.EndRun(run_number=8)),
+        ],
+    )
+    frames = decoded(message.SerializeToString())
+    gone = RunStatus(14, "gone", b"d")
+    assert frames == [(7, b"a"), (7, gone), (0, answers), (8, b"bc"), (8, RunStatus(0))]
+    assert decoded(b"") == []
+    ((number, opened),) = decoded(
+        pb.SessionResponse(opened=pb.SessionOpened(instance="i")).SerializeToString()
+    )
+    assert number == 0
+    assert isinstance(opened, pb.SessionOpened)
+    with pytest.raises(DecodeError):
+        decoded(b"\xff")
+
+
+def test_what_is_due_leaves_together_in_order() -> None:
+    outbox = Outbox()
+    assert outbox.next_message(0.0) is None
+    outbox.credit(1, 5)
+    outbox.open(2, opening())
+    outbox.leave(3)
+    outbox.credit(1, 6)
+    assert len(outbox) == 3
+    assert list(drained(outbox)) == [
+        [("run_credit", 1, 11), ("open_run", 2, INITIAL_CREDIT), ("leave_run", 3, 0)]
+    ]
+    assert len(outbox) == 0
+
+
+def test_of_a_run_that_is_left_nothing_else_is_said() -> None:
+    outbox = Outbox()
+    outbox.credit(1, 5)
+    outbox.leave(1)
+    outbox.open(2, opening())
+    outbox.leave(2)  # The server need not know of it.
+    outbox.open(3, opening())
+    outbox.credit(3, 5)  # A server that sends of a run that it does not know yet gets nothing for it.
+    outbox.credit(4, 5)
+    outbox.forget(4)
+    outbox.forget(5)
+    assert list(drained(outbox)) == [[("leave_run", 1, 0), ("open_run", 3, INITIAL_CREDIT)]]
+
+
+def test_the_time_that_is_left_is_that_when_it_leaves() -> None:
+    outbox = Outbox()
+    for number, deadline in enumerate((None, 10.0, 10.0004, 3.0), 1):
+        outbox.open(number, opening(deadline=deadline, name="e"))
+    message = outbox.next_message(4.0)
+    assert message is not None
+    opened = [frame.open_run for frame in (message, *message.more)]
+    assert [run.HasField("timeout_millis") for run in opened] == [False, True, True, True]
+    assert [run.timeout_millis for run in opened] == [0, 6000, 6001, 0]
+    assert {run.request.environment for run in opened} == {"e"}
+
+
+def test_a_message_is_bounded() -> None:
+    outbox = Outbox()
+    for number, size in enumerate((100, 200, 60, 300, 1, 1), 1):
+        outbox.open(number, opening(size * 1024))
+    sizes = [[number for _, number, _ in message] for message in drained(outbox)]
+    assert sizes == [[1], [2], [3], [4], [5, 6]]
+    for number in range(3_000):
+        outbox.leave(number)
+    assert [len(message) for message in drained(outbox)] == [1_025, 1_025, 950]
+
+
+def test_runs_that_were_not_told_of_can_be_taken_back() -> None:
+    outbox = Outbox()
+    outbox.credit(1, 5)
+    for number in (2, 3):
+        outbox.open(number, opening(number))
+    outbox.leave(3)
+    assert {number: run.size for number, run in outbox.take_openings().items()} == {2: 2}
+    assert list(drained(outbox)) == [[("run_credit", 1, 5)]]
+
+
+def test_the_time_left() -> None:
+    assert opening().seconds_left(5.0) is None
+    assert opening(deadline=7.0).seconds_left(5.0) == 2.0
+    assert opening(deadline=4.0).seconds_left(5.0) == 0.0
+
+
+class _Server:
+    """What a server knows of the runs, by the frames that came."""
+
+    def __init__(self) -> None:
+        self.credit: dict[int, int] = {}
+        self.left: set[int] = set()
+
+    def take(self, message: pb.SessionRequest | None) -> None:
+        for kind, number, credit in frames_of(message):
+            if kind == "open_run":
+                assert number > max(self.credit, default=0)
+                self.credit[number] = 0
+            else:
+                assert number in self.credit
+                assert number not in self.left
+                self.credit[number] += credit
+                if kind == "leave_run":
+                    self.left.add(number)
+
+
+@given(st.lists(st.sampled_from(["open", "credit", "leave", "write", "other"]), max_size=60), st.data())
+def test_whatever_becomes_due_and_when_the_server_gets_a_right_sequence(
+    steps: list[str], data: st.DataObject
+) -> None:
+    outbox, server = Outbox(), _Server()
+    live: list[int] = []
+    allowed: dict[int, int] = {}
+    last = 0
+    for step in steps:
+        if step == "open":
+            last += 1
+            outbox.open(last, opening())
+            live.append(last)
+        elif step == "write":
+            server.take(outbox.next_message(0.0))
+        elif live:
+            number = data.draw(st.sampled_from(live))
+            if step == "credit" and number in server.credit:  # As what was read had come.
+                outbox.credit(number, number)
+                allowed[number] = allowed.get(number, 0) + number
+            elif step == "leave":
+                outbox.leave(number)
+                live.remove(number)
+        assert len(outbox) <= last
+    while outbox:
+        server.take(outbox.next_message(0.0))
+    assert set(live) <= set(server.credit)
+    assert not server.left & set(live)
+    for number in live:
+        assert server.credit[number] == allowed.get(number, 0)
+
+
+def test_confirmations_leave_first_and_together() -> None:
+    outbox = Outbox()
+    outbox.credit(1, 5)
+    for number in range(1_030):
+        outbox.confirm(f"run-{number}")
+    assert len(outbox) == 1_031
+    first, second = outbox.next_message(0.0), outbox.next_message(0.0)
+    assert first is not None
+    assert second is not None
+    assert list(first.confirm.request_ids) == [f"run-{number}" for number in range(1_024)]
+    assert [frame.run_credit.credit_bytes for frame in first.more] == [5]
+    assert list(second.confirm.request_ids) == [f"run-{number}" for number in range(1_024, 1_030)]
+    assert outbox.next_message(0.0) is None
