@@ -135,12 +135,13 @@ class Outbox:
         """What leaves together; None when nothing is due. `now` is the lane's clock, in seconds."""
         message = self._confirmations() if self._confirms else None
         taken: list[int] = []
-        size = 0
+        size = message.ByteSize() if message is not None else 0
+        room = _MESSAGE_FRAMES - (message is not None)
         for number, due in self._due.items():
             size += due.size if isinstance(due, Opening) else _SMALL_FRAME_BYTES
             if message is None:
                 frame = message = SessionRequest()
-            elif size > _MESSAGE_BYTES or len(taken) >= _MESSAGE_FRAMES:
+            elif size > _MESSAGE_BYTES or len(taken) >= room:
                 break
             else:
                 frame = message.more.add()

@@ -193,3 +193,16 @@ def test_confirmations_leave_first_and_together() -> None:
     assert [frame.run_credit.credit_bytes for frame in first.more] == [5]
     assert list(second.confirm.request_ids) == [f"run-{number}" for number in range(1_024, 1_030)]
     assert outbox.next_message(0.0) is None
+
+
+@pytest.mark.parametrize("confirmations", [0, 1])
+def test_no_message_has_more_than_1024_further_frames(confirmations: int) -> None:
+    outbox = Outbox()
+    for number in range(confirmations):
+        outbox.confirm(f"run-{number}")
+    for number in range(1, 3_001):
+        outbox.credit(number, 5)
+    counts = []
+    while (message := outbox.next_message(0.0)) is not None:
+        counts.append(1 + len(message.more))
+    assert counts == [1_025, 1_025, 950 + confirmations]
