@@ -56,7 +56,7 @@ class ClientReader:
     async def read_on(self, context: ServicerContext[bytes, bytes], frames: list[Frame] | None) -> None:
         """Take `frames`, which came first, and those that follow, until the client ends its side. After a
         goodbye it never returns, as there is more to tell. Refusal (INVALID_REQUEST): a frame that the
-        contract does not allow."""
+        contract does not allow, or an end without a goodbye."""
         while frames is not None:
             for number, frame in enumerate(frames, 1):
                 if self._stream.full:
@@ -65,8 +65,13 @@ class ClientReader:
                 if number % _FRAMES_AT_ONCE == 0:
                     await asyncio.sleep(0)
             frames = await read(context)
-        if self._stream.goodbye:
-            await asyncio.Event().wait()
+        if not self._stream.goodbye:
+            raise invalid(
+                f"{self._stream} was half-closed without goodbye; say it, or come back with the next epoch "
+                f"within {self._table.grace:g} s",
+                "frame",
+            )
+        await asyncio.Event().wait()
 
     async def _take(self, frame: Frame) -> None:
         kind = "open_run" if isinstance(frame, Opening) else frame.WhichOneof("frame")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 MAX_MORE: Final = 1_024
 """Most frames in one message, behind its first."""
-BIG_MESSAGE_BYTES: Final = 256 * 1024
+BIG_MESSAGE_BYTES: Final = 1024 * 1024
 """Larger messages are parsed in a thread."""
 MAX_REQUEST_BYTES: Final = MEBIBYTE
 """Most bytes of a RunRequest in a session."""

@@ -37,7 +37,7 @@ OPEN_SECONDS: Final = 5.0
 PAUSE_SECONDS: Final = 5.0
 """How long runs go by Run, when it could not be opened, before it is tried again."""
 
-_BIG_BYTES: Final = 256 * 1024
+_BIG_BYTES: Final = 1024 * 1024
 """Messages over this are parsed in a thread."""
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger(__name__)
 
-BIG_BYTES: Final = 256 * 1024
+BIG_BYTES: Final = 1024 * 1024
 """Decoding or checking more than this is not done on an event loop."""
 
 _UNCERTAIN: Final = {

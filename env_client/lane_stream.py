@@ -36,7 +36,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 CAPABILITY: Final = "session-runs"
 _JOIN_SECONDS: Final = 1.0
-_BIG_BYTES: Final = 256 * 1024  # Decoding more than this is not done on the event loop.
+_BIG_BYTES: Final = 1024 * 1024  # Decoding more than this is not done on the event loop.
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 ENVIRONMENT: Final = "synthetic=tests.chaos.environment:ChaosEnvironment"
 LISTENING: Final = r"listening on (\S+)"
-CLIENTS: Final = ("async", "async", "sync", "bare")
+CLIENTS: Final = ("async", "async", "sync", "bare", "bare-lane")
 OUTSIDE: Final = 2
 LOCAL: Final = 2
 CLIENT_NUMBERS: Final = 256
@@ -118,7 +118,7 @@ class Arena:
         history = self.pipe.history
         runs = [run for run in history.runs() if run[:2] in self.buried and history.of(run, Asked)]
         for run in runs:
-            bury(history, run, session=self.buried[run[:2]] != "bare")
+            bury(history, run, session=not self.buried[run[:2]].startswith("bare"))
         return runs
 
     async def ask(self, runs: list[str]) -> None:

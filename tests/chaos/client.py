@@ -2,7 +2,7 @@
 
     python -m tests.chaos.client KIND ADDRESS --seed S --number K
 
-Kinds are "async", "sync" and "bare", as in tests.helpers.storm_client, whose rides they take.
+Kinds are "async", "sync", "bare" and "bare-lane", as in tests.helpers.storm_client, whose rides they take.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from tests.helpers.history import Passed, Record
 from tests.helpers.history_pipe import HistoryWriter
 from tests.helpers.recorded_cancels import open_recorded_channel, outcome_of
 from tests.helpers.recorded_client import RecordedSession
-from tests.helpers.storm_client import AsyncRider, Ride, StubRider, SyncRider, rides
+from tests.helpers.recorded_lane import record_lane
+from tests.helpers.storm_client import AsyncRider, Ride, StubRider, SyncRider, rides, transport_of
 from tests.helpers.stub_client import GENERATION, StubClient
 
 if TYPE_CHECKING:
@@ -127,11 +128,12 @@ async def _main(arguments: argparse.Namespace) -> None:
 
     watching = asyncio.create_task(watch())
     courier = CancelCourier(functools.partial(open_recorded_channel, address, history))
-    async with StubbornStub(address, history) as stub:
+    async with StubbornStub(address, history, transport_of(kind)) as stub:
         print("ready", flush=True)
         if kind == "async":
             session = RecordedSession(address, history)
             async with EnvClient(address, env="synthetic", session=session, courier=courier) as client:
+                record_lane(client, history)
                 await ride_all(AsyncRider(client, stub, history).ride, plans, over, lanes)
         elif kind == "sync":
             session = RecordedSession(address, history)
@@ -152,7 +154,7 @@ async def _main(arguments: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="A client process for chaos.")
-    parser.add_argument("kind", choices=("async", "sync", "bare"))
+    parser.add_argument("kind", choices=("async", "sync", "bare", "bare-lane"))
     parser.add_argument("address")
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--number", type=int, required=True)

@@ -15,7 +15,13 @@ from tests.helpers.stub_client import MIB, reason_of
 
 if TYPE_CHECKING:
     from tests.helpers.pools import Subject
-    from tests.helpers.stub_client import StubClient
+    from tests.helpers.stub_client import StubClient, Transport
+
+
+@pytest.fixture
+def transport() -> Transport:
+    """Nothing is run here."""
+    return "run"
 
 
 async def test_describe_says_what_is_served_and_within_which_limits(

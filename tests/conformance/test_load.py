@@ -63,7 +63,7 @@ async def test_a_reader_that_does_not_read_holds_up_no_other(client: StubClient,
         await subject.pipe.seen(run.run, EnvironmentEnded)
 
     async def one(seed: int) -> Outcome:
-        async with StubClient(subject.address, subject.pipe.history) as other:
+        async with StubClient(subject.address, subject.pipe.history, client.transport) as other:
             outcome = await other.run({"turns": 20, "seed": seed})
             client.runs += other.runs
             client.asked += other.asked

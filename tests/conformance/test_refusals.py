@@ -165,6 +165,7 @@ async def test_a_request_id_is_not_used_again_after_its_reply(client: StubClient
     assert len(client.history.of(run, KeepBegan)) == 1
 
 
+@pytest.mark.parametrize("transport", ["run"])  # a session takes no such request: see test_session_frames
 async def test_a_request_that_is_too_large(client: StubClient) -> None:
     outcome = await client.run({"script": [["raise", "x" * (64 * MIB)]]}, environment="scripted")
     expect(outcome, "RESOURCE_EXHAUSTED", "MESSAGE_TOO_LARGE", outcome.metadata["limit"])

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from tests.helpers.history import History
     from tests.helpers.killable import Killable
+    from tests.helpers.stub_client import Transport
 
 AIM: Final = f"aim={SCRIPTED.partition('=')[2]}"
 TARGET_SLOTS: Final = 2
@@ -50,6 +51,7 @@ HELD, BARE, CONFIRMED, BESIDE = (
 )
 AFTERWARDS = "afterwards"
 SHORT: Final = [["trace"], ["say", 5]]
+_KNOWN: Final = frozenset({"ABORTED", "DISCARDED", "TOO_LATE", "ABORTED WORKER_LOST", "TOO_LATE WORKER_LOST"})
 _NOTHING_OF_IT: Final = tuple(["never begun", f"cancel `{answer}`"] for answer in ("ABORTED", "REMEMBERED"))
 
 
@@ -72,11 +74,15 @@ class Stage:
 
     Args:
         local: whether the worker that faults aim at is the broker's own.
+
+    Attributes:
+        transport: how the other caller's runs are carried. Those of `client` are in a session.
     """
 
     def __init__(self, pool: KillablePool, directory: Path, *, local: bool) -> None:
         self.pool: Final = pool
         self.local: Final = local
+        self.transport: Transport = "session" if local else "run"
         self._directory: Final = directory
         self._gates: Final[list[Gate]] = []
         self._client: ClientProcess | None = None
@@ -121,7 +127,7 @@ class Stage:
         """Connect anew: a channel whose server was away waits for long before it tries again."""
         if self._stub is not None:
             await self._stub.close()
-        self._stub = StubClient(self.pool.address, self.history)
+        self._stub = StubClient(self.pool.address, self.history, self.transport)
 
     async def close(self) -> None:
         """Let everything through."""
@@ -257,8 +263,10 @@ def outcome(story: History, run: str) -> str:
         parts.append("never kept")
     else:
         parts.append("never begun")
-    if cancels := story.of(run, CancelAnswered):
-        parts.append(f"cancel `{cancels[-1].outcome.strip()}`")
+    if cancels := [answer.outcome for answer in story.of(run, CancelAnswered)]:
+        # Who has said what became of it may have forgotten it later.
+        known = [answer for answer in cancels if answer in _KNOWN] or cancels
+        parts.append(f"cancel `{known[-1].strip()}`")
     if end.code == "DEADLINE_EXCEEDED":
         parts[0] = "`DEADLINE_EXCEEDED`"  # who sees it first, client or broker, gives the reason
     if end.code in ("DEADLINE_EXCEEDED", "KILLED") and parts[1:] in _NOTHING_OF_IT:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tests.faults.conftest import external_only, local_only
 from tests.faults.stage import BARE, BESIDE, KEEPING, PROMISED_SECONDS, QUEUED, RUNNING, afterwards
-from tests.helpers.history import CancelAnswered, DiscardBegan, Ended, EnvironmentBegan
+from tests.helpers.history import CancelAnswered, DiscardBegan, Ended, EnvironmentBegan, EnvironmentEnded
 from tests.helpers.killable import gone
 from tests.helpers.killable_pool import REGISTERED
 
@@ -72,6 +72,8 @@ async def test_sigkill_with_its_own_workers(stage: Stage) -> None:
     beside = bystander.said_lines
     orphans = await stage.pool.kill_broker()
     await broken_off(stage, cast)
+    # The worker hears of it too before the keep returns: its reply would be written to nobody, and count.
+    await stage.pool.pipe.seen(cast.runs[RUNNING], EnvironmentEnded)
     cast.keeping.open()
     await asyncio.gather(*map(gone, orphans))  # by themselves: they finish the keep, and discard
     # A broker without workers advertises the default window, in which the client would go on asking.

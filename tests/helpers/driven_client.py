@@ -27,6 +27,7 @@ from tests.helpers.history import Asked, Ended, Returned, Uncertain
 from tests.helpers.history_pipe import HistoryWriter
 from tests.helpers.recorded_cancels import open_recorded_channel
 from tests.helpers.recorded_client import RecordedSession
+from tests.helpers.recorded_lane import record_lane
 from tests.helpers.stub_client import StubClient
 
 if TYPE_CHECKING:
@@ -143,6 +144,7 @@ async def _main(address: str) -> None:
         StubClient(address, history) as bare,
         EnvClient(address, timeout=60.0, session=session, courier=courier) as client,
     ):
+        record_lane(client, history, session.held)
         driven = DrivenClient(client, bare, session, history)
         say("ready")
         while line := await reader.readline():

@@ -24,6 +24,7 @@ from env_client import DeliveryUncertainError, EnvClient, EnvError, SyncEnvClien
 from tests.helpers.history import Asked, CancelAnswered, CancelSent, Ended, History, Returned, Uncertain
 from tests.helpers.history_pipe import HistoryWriter
 from tests.helpers.recorded_client import RecordedSession
+from tests.helpers.recorded_lane import record_lane
 from tests.helpers.stub_client import StubClient
 from tests.helpers.stub_session import StubSession
 
@@ -267,6 +268,7 @@ async def _main(arguments: argparse.Namespace) -> None:
         if kind == "async":
             session = RecordedSession(address, history)
             async with EnvClient(address, env="synthetic", session=session) as client:
+                record_lane(client, history)
                 await _all(AsyncRider(client, stub, history).ride, plans, concurrency)
         elif kind == "sync":
             session = RecordedSession(address, history)

@@ -1,4 +1,7 @@
-"""Calls EnvService through the generated stub and records all that passes."""
+"""Calls EnvService through the generated stub and records all that passes.
+
+Runs are carried by Run or in the stream of a session, which looks the same from here.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import json
 import re
 import uuid
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 import grpc
 from envtrio.v1 import delta_pb2, env_service_pb2, env_service_pb2_grpc, episode_pb2
@@ -15,6 +18,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.helpers.history import Asked, CancelAnswered, CancelSent, Ended, History, Passed
+from tests.helpers.lane_client import MAX_REQUEST_BYTES, Lane
 from tests.helpers.stream_view import merged
 
 if TYPE_CHECKING:
@@ -31,6 +35,8 @@ OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 500),
 )
 GENERATION = 1
+Transport: TypeAlias = Literal["run", "session"]
+"""How runs are carried."""
 _REQUEST_ID = re.compile("[0-9a-f]{32}")
 
 
@@ -61,19 +67,23 @@ class Outcome:
 
 
 class OpenRun:
-    """A run whose stream is open. Read it message by message, or to its end."""
+    """A run whose stream is open. Read it message by message, or to its end.
+
+    Attributes:
+        call: that of Run, or the `LaneRun` of a session.
+    """
 
     def __init__(self, call: Any, run: str, history: History) -> None:
         self.run = run
-        self._call = call
+        self.call = call
         self._history = history
         self._messages: list[delta_pb2.DeltaStream] = []
 
     async def next(self) -> delta_pb2.DeltaStream:
         """The next message. EOFError when the stream has ended."""
-        message = await self._call.read()
+        message = await self.call.read()
         if message is grpc.aio.EOF:
-            raise EOFError(f"run {self.run[:8]} ended with {await self._call.code()}")
+            raise EOFError(f"run {self.run[:8]} ended with {await self.call.code()}")
         self._history.note(Passed, self.run, hop="client", data=message.SerializeToString())
         self._messages.append(message)
         assert isinstance(message, delta_pb2.DeltaStream)
@@ -87,13 +97,13 @@ class OpenRun:
         except (EOFError, grpc.aio.AioRpcError):
             pass
         except asyncio.CancelledError:
-            if not self._call.cancelled():
+            if not self.call.cancelled():
                 raise
-        code = await self._call.code()
-        status = _status(await self._call.trailing_metadata())
+        code = await self.call.code()
+        status = _status(await self.call.trailing_metadata())
         info = _detail(status, error_details_pb2.ErrorInfo())
         retry = _detail(status, error_details_pb2.RetryInfo())
-        message = await self._call.details() or ""
+        message = await self.call.details() or ""
         self._history.note(Ended, self.run, code=code.name, reason=info.reason, message=message[:1000])
         return Outcome(
             run=self.run,
@@ -107,15 +117,20 @@ class OpenRun:
 
     async def drop(self) -> Outcome:
         """Hang up."""
-        self._call.cancel()
+        self.call.cancel()
         return await self.finish()
 
 
 class StubClient:
-    """Runs and cancels at `address`, recorded in `history`; `runs` are those that it named."""
+    """Runs and cancels at `address`, recorded in `history`; `runs` are those that it named.
 
-    def __init__(self, address: str, history: History) -> None:
+    Args:
+        transport: how its runs are carried. Those that a session does not take are by Run.
+    """
+
+    def __init__(self, address: str, history: History, transport: Transport = "run") -> None:
         self.address = address
+        self.transport: Transport = transport
         self.runs: list[str] = []
         self.asked = 0
         """How many runs it asked for."""
@@ -123,6 +138,8 @@ class StubClient:
         self._channel = grpc.aio.insecure_channel(address, options=OPTIONS)
         self.stub = env_service_pb2_grpc.EnvServiceStub(self._channel)
         self.health: Any = health_pb2_grpc.HealthStub(self._channel)  # its types know no aio channel
+        self._lane: Lane | None = None
+        self._lane_id = new_id()
 
     async def __aenter__(self) -> Self:
         return self
@@ -132,7 +149,18 @@ class StubClient:
 
     async def close(self) -> None:
         """Break the connection, and with it every open run."""
-        await self._channel.close()
+        try:
+            if self._lane is not None:
+                await self._lane.close()
+        finally:
+            await self._channel.close()
+
+    @property
+    def lane(self) -> Lane:
+        """The session that carries its runs: opened with the first, and anew when its stream has ended."""
+        if self._lane is None or self._lane.over:
+            self._lane = Lane(self.stub, self._lane_id, 1 if self._lane is None else self._lane.epoch + 1)
+        return self._lane
 
     @property
     def history(self) -> History:
@@ -151,8 +179,10 @@ class StubClient:
         run = self._named(fields["request_id"])
         self.asked += 1
         self._history.note(Asked, run)
-        call = self.stub.Run(env_service_pb2.RunRequest(**fields), timeout=timeout)
-        return OpenRun(call, run, self._history)
+        request = env_service_pb2.RunRequest(**fields)
+        if self.transport == "session" and request.ByteSize() <= MAX_REQUEST_BYTES:
+            return OpenRun(self.lane.start(request, timeout), run, self._history)
+        return OpenRun(self.stub.Run(request, timeout=timeout), run, self._history)
 
     async def run(self, task: Any, *, timeout: float | None = 30.0, **fields: Any) -> Outcome:
         """Run to the end."""

@@ -271,7 +271,7 @@ async def test_a_client_that_closes_its_side_without_a_goodbye_has_its_grace() -
     async with connected() as (broker, client):
         session = await client.session().open(new_id())
         await session.call.done_writing()
-        assert await session.status() == ("OK", "")
+        assert await session.status() == REFUSED
         assert broker.sessions.table.next_loss is not None
 
 

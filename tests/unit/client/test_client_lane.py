@@ -121,11 +121,11 @@ async def test_big_messages_are_decoded_off_the_event_loop(
     here = threading.current_thread()
 
     def watched(message: bytes) -> Any:
-        threads.append((len(message) > 256 * 1024, threading.current_thread() is here))
+        threads.append((len(message) > 1024 * 1024, threading.current_thread() is here))
         return decoded(message)
 
     monkeypatch.setattr(lane_stream, "decoded", watched)
-    messages = [opening(), growth(1, count=100_000), growth(2)]
+    messages = [opening(), growth(1, count=200_000), growth(2)]
     carrying.on_run(*[Send(message) for message in messages], Send(reply(*messages)))
     async with EnvClient(carrying.address) as client:
         await client.run({})

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 RUN = "0123456789abcdef0123456789abcdef"
 TRANSPORTS = ("run", "lane")
-BIG = 100_000
+BIG = 200_000  # Tokens: more than 1 MiB a message.
 
 
 def sends(*messages: DeltaStream | bytes) -> list[Send]:

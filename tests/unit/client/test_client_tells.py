@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 RUN = "0123456789abcdef0123456789abcdef"
 TRANSPORTS = ("run", "lane")
-BIG = 100_000
+BIG = 200_000  # Tokens: more than 1 MiB a message.
 
 
 def sends(*messages: DeltaStream | bytes) -> list[Send]:
@@ -175,7 +175,7 @@ def wrong_mask() -> list[DeltaStream | bytes]:
     ("messages", "error"),
     [
         ([b"\xff\xff\xff"], AssemblyError),
-        ([b"\xff" * 300_000], AssemblyError),
+        ([b"\xff" * 1_100_000], AssemblyError),
         ([opening(), growth(2)], AssemblyError),
         ([opening()], AssemblyError),
         ([opening(), reply(opening(), growth(1))], AssemblyError),

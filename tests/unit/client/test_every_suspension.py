@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 RUN = "0123456789abcdef0123456789abcdef"
-BIG = 100_000
+BIG = 200_000  # Tokens: more than 1 MiB a message.
 TRANSPORTS = ("run", "lane")
 
 
