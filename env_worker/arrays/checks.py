@@ -10,12 +10,16 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from env_worker.arrays.spec import ROUTED_EXPERTS
+from env_worker.arrays.spec import FIELD_ARRAYS, ROUTED_EXPERTS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy.typing as npt
+
     from env_worker.domain import Node, SamplingMask, TopLogprobs
+    from env_worker.domain.arrays import RoutedExperts
+    from env_worker.domain.routing import Routing
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,13 @@ class FieldState:
 
 
 _SOUND: Final = FieldState()
+_WORD: Final = np.dtype(np.uint64)
+_AT_ONCE: Final = 500
+"""With more elements numpy releases the interpreter: to wake other threads up takes longer than looking at
+so many."""
+_NO_ROWS: Final = np.empty(0, np.intp)
+_FEW: Final = 8
+"""Of so many rows, one may be copied to be looked at."""
 
 
 def field_states(nodes: Sequence[Node], field: str) -> list[FieldState]:
@@ -44,7 +55,8 @@ def field_states(nodes: Sequence[Node], field: str) -> list[FieldState]:
 
     Each node is looked at once; what is allocated meanwhile is a fraction of the node's arrays.
     """
-    if all(getattr(node, field) is None for node in nodes):
+    spec = FIELD_ARRAYS[field][0]
+    if all(spec.of(node) is None for node in nodes):
         return [FieldState(f"absent: no node of the trace has {field}") for _ in nodes]
     states: list[FieldState] = []
     for index, node in enumerate(nodes):
@@ -64,7 +76,7 @@ def told_row_shape(nodes: Sequence[Node]) -> tuple[int, ...]:
     """`(layers, top_k)` for a branch without tokens: that of the first node with rows, else of the first that
     has `routed_experts` at all. LookupError if none has.
     """
-    shapes = [experts.shape for node in nodes if (experts := node.routed_experts) is not None]
+    shapes = [routing.shape for node in nodes if (routing := node.routing) is not None]
     if not shapes:
         raise LookupError("no node of the trace has routed_experts; check that before")
     return next((shape for shape in shapes if shape[0]), shapes[0])[1:]
@@ -76,15 +88,15 @@ def _routing_after(before: FieldState, index: int, node: Node) -> FieldState:
         return before
     if before.unrouted is not None:
         return FieldState(before.unrouted)
-    name, experts = f"node {index} of {tokens} tokens", node.routed_experts
-    if experts is None:
+    name, routing = f"node {index} of {tokens} tokens", node.routing
+    if routing is None:
         return FieldState(f"{name} has no routed_experts")
-    row_shape = experts.shape[1:]
+    row_shape = routing.shape[1:]
     if 0 in row_shape:
-        return FieldState(f"{name} has routed_experts of shape {experts.shape}, which holds no expert")
+        return FieldState(f"{name} has routed_experts of shape {routing.shape}, which holds no expert")
     if before.row_shape not in (None, row_shape):
         return FieldState(f"{name} has (layers, top_k) {row_shape}, the nodes before it {before.row_shape}")
-    zeros = np.flatnonzero(~experts.any(axis=(1, 2)))
+    zeros = _zero_rows(routing)
     if row_shape[-1] == 1:
         if len(zeros) == tokens > 1:
             return FieldState(f"{name} has routed_experts that are all zero")
@@ -94,6 +106,30 @@ def _routing_after(before: FieldState, index: int, node: Node) -> FieldState:
         unrouted = f"{name} has a last row of routed_experts that is all zero, and tokens follow it"
         return FieldState(None, row_shape, unrouted)
     return FieldState(None, row_shape)
+
+
+def _zero_rows(routing: Routing) -> npt.NDArray[np.intp]:
+    """Indices of the rows that are all zero, in order."""
+    array, repairs = routing.parts
+    zeros = _empty(array)
+    for first, rows in repairs:
+        others = zeros[(zeros < first) | (zeros >= first + len(rows))]
+        zeros = np.sort(np.concatenate((others, first + _empty(rows))))
+    return zeros
+
+
+def _empty(experts: RoutedExperts) -> npt.NDArray[np.intp]:
+    # The experts of one layer differ, so that the first bytes of most rows are not all zero.
+    row_bytes = experts.strides[0]
+    if not experts.flags.c_contiguous or row_bytes < _WORD.itemsize:
+        return np.flatnonzero(~experts.any(axis=(1, 2)))
+    words = np.ndarray(len(experts), _WORD, experts, strides=(row_bytes,))
+    if all(words[first : first + _AT_ONCE].all() for first in range(0, len(words), _AT_ONCE)):
+        return _NO_ROWS
+    doubtful = np.flatnonzero(words == 0)
+    if len(doubtful) * _FEW > len(experts):
+        return np.flatnonzero(~experts.any(axis=(1, 2)))
+    return doubtful[~experts[doubtful].any(axis=(1, 2))]
 
 
 def _csr_hole(node: Node, field: str) -> str | None:

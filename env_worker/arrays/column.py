@@ -10,6 +10,7 @@ import numpy as np
 
 from env_worker.arrays import crc32c
 from env_worker.arrays.cut import Extent
+from env_worker.domain.routing import Routing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -50,7 +51,7 @@ class Column:
         """At the end of each node."""
         self._steps: Final[dict[int, array[int]]] = {}
         """Inside those that are longer than a step, after each but the last."""
-        self._parts: Final[list[tuple[int, npt.NDArray[Any] | None]]] = []
+        self._parts: Final[list[tuple[int, npt.NDArray[Any] | Routing | None]]] = []
         """What is not written yet, by node."""
 
     def place(self, order: Iterable[int], nodes: Sequence[Node], offset: int) -> int:
@@ -116,22 +117,26 @@ class Column:
         parent = self.ends.parents[node]
         return 0 if parent < 0 else self._checksums[parent]
 
-    def _put(self, index: int, source: npt.NDArray[Any], checksum: int, put: Put) -> int:
+    def _put(self, index: int, source: npt.NDArray[Any] | Routing, checksum: int, put: Put) -> int:
         """The checksum at its end, from that at its begin."""
         step = _step(math.prod(source.shape[1:]) * self.width)
         offset = self._offsets[index]
         steps = array("I")
         for first in range(0, len(source), step):
-            # The array's own memory, where that is in order and of the dtype.
-            piece = np.ascontiguousarray(source[first : first + step], self.dtype).reshape(-1).view(np.uint8)
-            put(offset, piece.data)
-            # While it is in the cache still: read later, it would cost as much as to write it.
-            checksum = crc32c.extend(checksum, piece)
+            for piece in _pieces(source, first, min(first + step, len(source))):
+                # The array's own memory, where that is in order and of the dtype.
+                data = np.ascontiguousarray(piece, self.dtype).reshape(-1).view(np.uint8)
+                put(offset, data.data)
+                checksum = crc32c.extend(checksum, data)
+                offset += len(data)
             steps.append(checksum)
-            offset += len(piece)
         if len(steps) > 1:
             self._steps[index] = steps[:-1]
         return checksum
+
+
+def _pieces(source: npt.NDArray[Any] | Routing, start: int, stop: int) -> Sequence[npt.NDArray[Any]]:
+    return source.pieces(start, stop) if isinstance(source, Routing) else (source[start:stop],)
 
 
 def _step(element_bytes: int) -> int:

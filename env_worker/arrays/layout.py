@@ -60,6 +60,8 @@ class TraceLayout:
         for field, field_state in states.items():
             order = _once_each(path for path in paths if field_state[path[-1]].hole is None)
             columns[field] = []
+            if not order:
+                continue  # no branch has it
             ids = _ids(field, nodes, parents)
             for spec in FIELD_ARRAYS[field]:
                 column = Column(spec, _dtype(spec, nodes), _ends(spec, tokens, ids))
@@ -113,7 +115,7 @@ def _ends(spec: ArraySpec, tokens: Tokens, ids: Ends | None) -> Ends:
 
 def _dtype(spec: ArraySpec, nodes: Sequence[Node]) -> str:
     wide = spec is ROUTED_EXPERTS and any(
-        node.routed_experts is not None and node.routed_experts.dtype == np.uint16 for node in nodes
+        node.routing is not None and node.routing.dtype == np.uint16 for node in nodes
     )
     return WIDE_EXPERTS if wide else spec.dtype
 

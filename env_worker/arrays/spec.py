@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from env_worker.domain import Node
+    from env_worker.domain.routing import Routing
 
 
 class Per(Enum):
@@ -37,11 +38,13 @@ class ArraySpec:
     """Little-endian numpy dtype; the narrower one where there are two."""
     per: Per
 
-    def of(self, node: Node) -> npt.NDArray[Any] | None:
-        """This array of `node`, None where the node has not got the field."""
-        value: Any = getattr(node, self.field)
+    def of(self, node: Node) -> npt.NDArray[Any] | Routing | None:
+        """This array of `node`, None where the node has not got the field. Of `routed_experts` its routing,
+        since repaired rows are not worth a copy of all the others."""
         _, _, attribute = self.name.partition(".")
-        array: npt.NDArray[Any] | None = getattr(value, attribute, None) if attribute else value
+        if not attribute:
+            return node.routing
+        array: npt.NDArray[Any] | None = getattr(getattr(node, self.field), attribute, None)
         return array
 
 

@@ -15,9 +15,11 @@ from env_worker.domain.arrays import (
     float32_vector,
     int32_vector,
     routed_experts_array,
+    uniform_bools,
 )
 from env_worker.domain.messages import Message
 from env_worker.domain.records import check_time, check_type
+from env_worker.domain.routing import Routing
 from env_worker.domain.text import decode_json
 
 if TYPE_CHECKING:
@@ -47,8 +49,8 @@ class Node:
     """
 
     __slots__ = (
-        "created_at", "is_content", "logprobs", "mask", "message", "parent", "routed_experts", "sampled",
-        "sampling_mask", "token_ids", "tools_json", "top_logprobs",
+        "_routing", "created_at", "is_content", "logprobs", "mask", "message", "parent", "sampled",
+        "sampled_tokens", "sampling_mask", "token_ids", "tools_json", "top_logprobs",
     )  # fmt: skip
 
     message: Message
@@ -58,11 +60,13 @@ class Node:
     is_content: BoolArray
     logprobs: Float32Array
     sampled: bool
+    sampled_tokens: int
+    """How many of the tokens the model sampled: `mask.sum()`."""
     created_at: float
     tools_json: str
-    routed_experts: RoutedExperts | None
     sampling_mask: SamplingMask | None
     top_logprobs: TopLogprobs | None
+    _routing: Routing | None
 
     def __init__(
         self,
@@ -84,15 +88,16 @@ class Node:
         tokens = int32_vector(token_ids, "token_ids")
         count = len(tokens)
         if mask is None:
-            flags = bool_vector(np.full(count, bool(sampled)), "mask")
+            flags = uniform_bools(bool(sampled), count)
+            trainable = count if sampled else 0
         else:
             flags = bool_vector(mask, "mask")
             _check_length("mask", flags, count, "one for each of token_ids")
+            trainable = int(np.count_nonzero(flags))
         content = _NO_BOOLS if is_content is None else bool_vector(is_content, "is_content")
         if len(content):
             _check_length("is_content", content, count, "one for each of token_ids, or none at all")
         values = _NO_FLOATS if logprobs is None else float32_vector(logprobs, "logprobs")
-        trainable = int(np.count_nonzero(flags))
         if len(values):
             _check_length("logprobs", values, trainable, "one for each True in mask, or none at all")
         if trainable and not sampled:
@@ -110,9 +115,10 @@ class Node:
         _set(self, "is_content", content)
         _set(self, "logprobs", values)
         _set(self, "sampled", bool(sampled))
+        _set(self, "sampled_tokens", trainable)
         _set(self, "created_at", created)
         _set(self, "tools_json", tools_json)
-        _set(self, "routed_experts", None)
+        _set(self, "_routing", None)
         _set(self, "sampling_mask", None)
         _set(self, "top_logprobs", None)
         if routed_experts is not None:
@@ -128,16 +134,11 @@ class Node:
                 f"node field {name!r} is streamed and cannot change after add_node; "
                 "add a new node on another branch"
             )
-        if value is not None:
-            if name == "routed_experts":
-                value = routed_experts_array(value, len(self.token_ids))
-            else:
-                expected = SamplingMask if name == "sampling_mask" else TopLogprobs
-                if not isinstance(value, expected):
-                    raise TypeError(f"{name} is of type {type(value).__name__}, expected {expected.__name__}")
-                _check_length(
-                    f"{name}.counts", value.counts, self.sampled_tokens, "one for each True in mask"
-                )
+        if value is not None and name != "routed_experts":
+            expected = SamplingMask if name == "sampling_mask" else TopLogprobs
+            if not isinstance(value, expected):
+                raise TypeError(f"{name} is of type {type(value).__name__}, expected {expected.__name__}")
+            _check_length(f"{name}.counts", value.counts, self.sampled_tokens, "one for each True in mask")
         _set(self, name, value)
 
     def __setstate__(self, state: tuple[None, dict[str, Any]]) -> None:
@@ -151,6 +152,22 @@ class Node:
             f"sampled={self.sampled_tokens}, array_bytes={self.array_bytes})"
         )
 
+    @property
+    def routed_experts(self) -> RoutedExperts | None:
+        """Read-only. Makes the whole array where rows were repaired since it was last read."""
+        routing = self._routing
+        return None if routing is None else routing.whole()
+
+    @routed_experts.setter
+    def routed_experts(self, value: RoutedExperts | None) -> None:
+        routing = None if value is None else Routing(routed_experts_array(value, len(self.token_ids)))
+        _set(self, "_routing", routing)
+
+    @property
+    def routing(self) -> Routing | None:
+        """`routed_experts` for who needs no whole array."""
+        return self._routing
+
     def drop_arrays(self) -> None:
         """Forget the three training arrays; the streamed part stays."""
         for name in TRAINING_ARRAY_FIELDS:
@@ -160,10 +177,10 @@ class Node:
         """Replace rows of `routed_experts` from `row` on by `values` `[rows, layers, top_k]` (or one row,
         2-D).
 
-        Always binds a new array, wider where an id needs it, so that whoever took the old one keeps what it
-        saw. ValueError if there is no routing, or `values` do not fit it.
+        `routed_experts` is another array from then on, wider where an id needs it: whoever took the old one
+        keeps what it saw. `values` are copied. ValueError if there is no routing, or they do not fit it.
         """
-        current = self.routed_experts
+        current = self._routing
         if current is None:
             raise ValueError(
                 f"node has no routed_experts, so row {row} cannot be repaired; set the whole array"
@@ -177,19 +194,13 @@ class Node:
                 f"{current.shape}; pass whole rows that lie inside it"
             )
         rows = routed_experts_array(rows, len(rows), "repair")
-        repaired = np.array(current, dtype=np.promote_types(current.dtype, rows.dtype))
-        repaired[row : row + len(rows)] = rows
-        self.routed_experts = repaired
-
-    @property
-    def sampled_tokens(self) -> int:
-        """How many of the tokens the model sampled: `mask.sum()`."""
-        return int(np.count_nonzero(self.mask))
+        if len(rows):
+            _set(self, "_routing", current.repaired(row, rows))
 
     @property
     def array_bytes(self) -> int:
         """Bytes of the training arrays that this node holds."""
-        arrays = (self.routed_experts, self.sampling_mask, self.top_logprobs)
+        arrays = (self._routing, self.sampling_mask, self.top_logprobs)
         return sum(array.nbytes for array in arrays if array is not None)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -60,36 +61,40 @@ class Routing:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __getitem__(self, rows: slice) -> RoutedExperts:
-        """Rows in a row, read-only: of the array's own memory where none of them was repaired, else a copy.
-        ValueError if `rows` has a step."""
+    def pieces(self, start: int, stop: int) -> list[RoutedExperts]:
+        """The rows from `start` to `stop`, which lie within it, as arrays that follow each other. They are
+        views, read-only, and may differ in dtype."""
         array, repairs = self._parts
-        start, stop, step = rows.indices(len(self))
-        if step != 1:
-            raise ValueError(f"rows of routed_experts are asked for by {rows}; ask without a step")
-        found: RoutedExperts = array[start:stop]
         here = [one for one in repairs if one.first < stop and start < one.first + len(one.rows)]
-        if not here:
-            return found
-        copied: RoutedExperts = found.astype(self.dtype)
-        for first, values in here:
-            low, high = max(first, start), min(first + len(values), stop)
-            copied[low - start : high - start] = values[low - first : high - first]
-        copied.flags.writeable = False
-        return copied
+        bounds = {start, stop}
+        for first, rows in here:
+            bounds |= {max(first, start), min(first + len(rows), stop)}
+        found: list[RoutedExperts] = []
+        for low, high in pairwise(sorted(bounds)):
+            origin, rows = 0, array
+            for one in here:
+                if one.first <= low < one.first + len(one.rows):
+                    origin, rows = one
+            found.append(rows[low - origin : high - origin])
+        return found
 
     def whole(self) -> RoutedExperts:
         """The array with its repairs, read-only. It is held from then on, in the place of its parts."""
         array, repairs = self._parts
         if repairs:
-            array = self[:]
+            array = array.astype(self.dtype)
+            for first, rows in repairs:
+                array[first : first + len(rows)] = rows
+            array.flags.writeable = False
             self._parts = (array, ())  # in one step: another thread may read them
         return array
 
     def repaired(self, first: int, rows: RoutedExperts) -> Routing:
         """The same with a copy of `rows`, one or more, from `first` on, where they fit."""
         array, repairs = self._parts
-        made = Routing(array, (*repairs, Repair(first, rows.copy())))
+        copied = rows.copy()
+        copied.flags.writeable = False
+        made = Routing(array, (*repairs, Repair(first, copied)))
         replaced = sum(len(repair.rows) for repair in repairs) + len(rows)
         if len(repairs) >= _MOST_REPAIRS or replaced * _LARGE_SHARE > len(self):
             made.whole()

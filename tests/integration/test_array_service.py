@@ -264,7 +264,7 @@ async def test_every_branch_of_an_episode_is_fetched_as_the_reply_refers_to_it()
             fetched = await worker.calls.fetch(reference)
             branch = keeper.branches[reference["key"]]
             assert_equal(fetched.arrays, branch.of(0, branch.tokens))
-        assert (await worker.client.describe()).capabilities == ["sessions", "training-arrays"]
+        assert (await worker.client.describe()).capabilities == ["sessions", "session-runs", "training-arrays"]
         run = await worker.client.run(SMALL)
         assert await worker.client.cancel(run.run) == "DISCARDED"
         [discarded] = references(run)
@@ -302,7 +302,7 @@ async def test_what_an_earlier_hook_kept_is_served_on_and_counts_as_held() -> No
             answer = await worker.calls.release(keys, instance=worker.server.instance)
             assert isinstance(answer, tuple)
             assert answer[:2] == (2, 1)
-            assert (await worker.client.describe()).capabilities == ["sessions", "training-arrays"]
+            assert (await worker.client.describe()).capabilities == ["sessions", "session-runs", "training-arrays"]
             [third] = references(await _run_with(worker, first))
             assert (await worker.calls.release(owner="you"))[:2] == (1, 0)  # type: ignore[index]
             assert (await worker.calls.fetch(third)).failure is not None
@@ -345,7 +345,7 @@ async def test_a_worker_whose_hook_keeps_no_arrays_says_how_it_would() -> None:
         assert lost is not None
         assert lost.reason == "ARRAYS_LOST", "whatever this one keeps"
         assert await calls.release(owner="me") == (0, 0, 0), "nothing is there, which is no error"
-        assert (await subject.client.describe()).capabilities == ["sessions"]
+        assert (await subject.client.describe()).capabilities == ["sessions", "session-runs"]
 
 
 async def test_a_store_belongs_to_one_worker_and_another_one_says_so() -> None:

@@ -28,6 +28,8 @@ RELEASE: Final = "env_client/training_arrays/release.py"
 STATUS: Final = "env_client/training_arrays/status.py"
 FETCHER: Final = "env_client/training_arrays/fetch.py"
 STORE_TESTS: Final = "tests/unit/worker/arrays"
+ROUTING: Final = "env_worker/domain/routing.py"
+ROUTING_TESTS: Final = "tests/unit/worker/domain/test_domain_routing.py"
 LAYOUT_TESTS: Final = "tests/property/test_array_layout.py"
 SERVICE_TESTS: Final = "tests/integration/test_array_service.py"
 CLIENT_TESTS: Final = "tests/unit/client/arrays"
@@ -83,11 +85,32 @@ ARRAYS: Final = (
         (f"{STORE_TESTS}/test_segment.py",),
     ),
     Mutant(
-        "a small piece is written to where the one before it lay",
+        "a piece that does not follow the one before it is written behind it",
         "env_worker/arrays/writer.py",
-        "                _write(self._fd, self._end - len(piece), piece)\n",
-        "                _write(self._fd, self._end, piece)\n",
+        "        if full or offset != self._end:\n",
+        "        if full:\n",
         (f"{STORE_TESTS}/test_writer.py", LAYOUT_TESTS),
+    ),
+    Mutant(
+        "the rest of a short write goes to where its begin went",
+        "env_worker/arrays/writer.py",
+        "        offset += done\n",
+        "",
+        (f"{STORE_TESTS}/test_writer.py",),
+    ),
+    Mutant(
+        "an earlier repair goes before a later one",
+        ROUTING,
+        "            for one in here:\n",
+        "            for one in reversed(here):\n",
+        (ROUTING_TESTS, LAYOUT_TESTS),
+    ),
+    Mutant(
+        "a repair is what its caller goes on to write",
+        ROUTING,
+        "        copied = rows.copy()\n",
+        "        copied = rows.view()\n",
+        (ROUTING_TESTS,),
     ),
     Mutant(
         "a checksum forgets what lies before the range",
@@ -200,6 +223,20 @@ ARRAYS: Final = (
         "        if zeros[0] != tokens - 1:\n",
         "        if zeros[0] < 0:\n",
         (LAYOUT_TESTS, f"{STORE_TESTS}/test_checks.py"),
+    ),
+    Mutant(
+        "a repaired row is taken for what it was",
+        CHECKS,
+        "        others = zeros[(zeros < first) | (zeros >= first + len(rows))]\n",
+        "        others = zeros\n",
+        (f"{STORE_TESTS}/test_checks.py",),
+    ),
+    Mutant(
+        "a row that begins with zeros is taken for empty",
+        CHECKS,
+        "    return doubtful[~experts[doubtful].any(axis=(1, 2))]\n",
+        "    return doubtful\n",
+        (f"{STORE_TESTS}/test_checks.py",),
     ),
     Mutant(
         "a lost worker is shown without what it held",

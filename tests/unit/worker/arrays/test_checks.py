@@ -107,6 +107,50 @@ def test_a_repaired_row_closes_the_hole() -> None:
     assert field_states(trace.nodes, "routed_experts")[-1].hole is None
 
 
+def in_order(experts: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return experts
+
+
+def spread(experts: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The same in memory that is not in order."""
+    return np.repeat(experts, 2, axis=2)[:, :, ::2]
+
+
+@pytest.mark.parametrize("memory", [in_order, spread])
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+@pytest.mark.parametrize(("layers", "top_k"), [(48, 8), (3, 3), (5, 2), (1, 2)])
+@pytest.mark.parametrize("row", [0, 498, 499, 500, 1198])
+def test_one_row_of_many_that_is_all_zero_is_found(
+    memory: Any, dtype: type, layers: int, top_k: int, row: int
+) -> None:
+    experts = routed(*[1] * 1200, layers=layers, top_k=top_k).astype(dtype)
+    assert routing_hole(memory(experts)) is None
+    experts[row] = 0
+    hole = f"node 0 of 1200 tokens has a row of routed_experts that is all zero: row {row}"
+    assert routing_hole(memory(experts)) == hole
+
+
+@pytest.mark.parametrize("doubtful", [1, 100, 1200])
+def test_a_row_is_empty_only_if_all_of_it_is_zero(doubtful: int) -> None:
+    experts = routed(*[1] * 1200, layers=48, top_k=8)
+    experts[:doubtful] = 0
+    experts[:doubtful, 47, 7] = 1
+    assert routing_hole(experts) is None
+    experts[doubtful // 2] = 0
+    assert str(routing_hole(experts)).endswith(f"that is all zero: row {doubtful // 2}")
+
+
+def test_a_repair_that_is_all_zero_is_a_hole_and_one_over_it_closes_it() -> None:
+    trace = chain(routed(*[1] * 100), routed(1))
+    trace.repair_routing(0, 40, routed(0))
+    trace.repair_routing(0, 20, routed(0))
+    assert str(field_states(trace.nodes, "routed_experts")[0].hole).endswith("all zero: row 20")
+    trace.repair_routing(0, 19, routed(3, 3))
+    assert str(field_states(trace.nodes, "routed_experts")[0].hole).endswith("all zero: row 40")
+    trace.repair_routing(0, 40, routed(3))
+    assert field_states(trace.nodes, "routed_experts")[-1].hole is None
+
+
 def test_a_hole_is_that_of_the_branches_through_it_and_the_first_one_is_told() -> None:
     trace = chain(routed(1), 2, 3)
     fork = trace.add_node(Message("user"), [1], parent=0, routed_experts=routed(2))

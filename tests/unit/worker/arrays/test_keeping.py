@@ -147,8 +147,21 @@ def test_an_episode_that_does_not_fit_is_refused_whole_and_evicts_nothing() -> N
     assert body_of(store, keys(first)[0])
 
 
+def test_repaired_rows_are_kept_without_a_copy_of_the_others() -> None:
+    store, episode = new_store(), new_episode()
+    trace = episode.new_trace()
+    node = trace.add_node(Message("user"), range(1000), routed_experts=np.ones((1000, 2, 2), np.uint8))
+    trace.repair_routing(node, 999, np.full((2, 2), 7))
+    routing = trace.nodes[node].routing
+    store.keep(episode)
+    assert routing is not None
+    assert len(routing.parts[1]) == 1
+    [reference] = trace.info["training_arrays"]
+    assert body_of(store, reference["key"]) == b"\1" * 3996 + b"\7" * 4
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE, errno.ENOMEM, errno.EIO])
-@pytest.mark.parametrize("call", ["memfd_create", "pwrite", "posix_fallocate"])
+@pytest.mark.parametrize("call", ["memfd_create", "pwritev", "posix_fallocate"])
 def test_a_system_without_room_is_a_clear_error_and_nothing_is_left(
     call: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

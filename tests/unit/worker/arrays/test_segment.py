@@ -179,7 +179,7 @@ def test_nothing_is_left_of_one_that_could_not_be_written(folder: Path | None, r
     assert open_segments() == before
 
 
-@pytest.mark.parametrize("call", ["posix_fallocate", "ftruncate", "fchmod", "memfd_create", "pwrite"])
+@pytest.mark.parametrize("call", ["posix_fallocate", "ftruncate", "fchmod", "memfd_create", "pwritev"])
 def test_what_the_system_refuses_leaves_nothing(
     call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
