@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-COALESCE_SECONDS: Final = 0.002
-"""Changes that come so close together are told at once."""
-
 Outcome: TypeAlias = "Future[BaseException | None]"
 """Done when the coroutine has really ended: with what it raised, of whatever kind, or with None."""
 
@@ -43,9 +40,14 @@ class EnvironmentLoop:
     else.
 
     All methods may be called from any thread; none waits for the environments' loop.
+
+    Args:
+        soon: `call_soon` of the one loop whose thread calls `submit` and `cancel`: then what one turn of that
+            loop submits wakes the environments' thread once. Without it each call may wake it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, soon: Callable[[Callable[[], None]], object] | None = None) -> None:
+        self._soon: Final = soon
         self._loop: Final = asyncio.new_event_loop()
         self._loop.set_task_factory(self._new_task)
         self._thread: Final = threading.Thread(target=self._run, name="environments", daemon=True)
@@ -70,7 +72,8 @@ class EnvironmentLoop:
 
     def submit(self, coroutine: Coroutine[Any, Any, None], run: str = "") -> Outcome:
         """Run `coroutine` for the run of that request_id. The future never raises, and cancelling it has no
-        effect: use `cancel`."""
+        effect: use `cancel`. RuntimeError once the loop is closed."""
+        self._check_open()
         outcome: Outcome = Future()
         outcome.set_running_or_notify_cancel()
         self._runs[outcome] = run
@@ -115,6 +118,7 @@ class EnvironmentLoop:
         """Cancel everything and end the thread when that is done. Does not wait: an environment may block."""
 
         def stop() -> None:
+            self._empty_inbox()
             for task in self._tasks.values():
                 task.cancel()
             self._loop.create_task(self._end())
@@ -124,16 +128,25 @@ class EnvironmentLoop:
 
     def _have_called(self, callback: Callable[[], None]) -> None:
         """Have `callback` called in the environments' thread, after those that came before it. To wake that
-        thread costs more than most of what is called: what comes until it wakes is called then too."""
+        thread, which takes the interpreter from this one, costs more than most of what is called: what comes
+        until it wakes is called then too. RuntimeError once the loop is closed."""
+        self._check_open()
         self._inbox.append(callback)
         if self._armed:
             return  # `_empty_inbox` disarms before it looks: it finds this one
         self._armed = True
-        try:
+        if self._soon is None:
+            self._wake()
+        else:
+            self._soon(self._wake)
+
+    def _check_open(self) -> None:
+        if self._loop.is_closed():
+            raise RuntimeError("the environments' loop is closed; nothing can run there any more")
+
+    def _wake(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop was closed since: nobody waits for it any more
             self._loop.call_soon_threadsafe(self._empty_inbox)
-        except RuntimeError:  # the loop is closed: whoever comes next shall hear of it too
-            self._armed = False
-            raise
 
     def _empty_inbox(self) -> None:
         self._armed = False
@@ -221,30 +234,3 @@ def _described(frames: list[str]) -> str:
     if len(frames) > 2 * _SHOWN_FRAMES:
         frames = [*frames[:_SHOWN_FRAMES], "...", *frames[-_SHOWN_FRAMES:]]
     return " < ".join(frames)
-
-
-class WakeUp:
-    """Tells one event loop from any thread that something has changed: many calls, one wake-up.
-
-    It comes COALESCE_SECONDS after the first of them, because an environment writes a turn in several steps:
-    a message costs more than what it carries.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, wake: Callable[[], None]) -> None:
-        self._loop: Final = loop
-        self._wake: Final = wake
-        self._armed = False
-
-    def __call__(self) -> None:
-        # Two threads that race here arm twice, which costs a wake-up too many. One too few cannot happen:
-        # `_fire` disarms before it wakes, so a change that finds it armed is before that wake-up's look.
-        if not self._armed:
-            self._armed = True
-            try:
-                self._loop.call_soon_threadsafe(self._loop.call_later, COALESCE_SECONDS, self._fire)
-            except RuntimeError:  # the loop is closed: nobody is left to be woken
-                logger.debug("a change after the end of the loop")
-
-    def _fire(self) -> None:
-        self._armed = False
-        self._wake()

@@ -66,7 +66,10 @@ class RunPort(Generic[End]):
         """As `send`, for the last message. When it was written, `commit()` decides at once, with no await
         between, whether the run may end OK; if not, whoever decided otherwise has ended it."""
         self._commit = commit
-        await self.send(data)
+        try:
+            await self.send(data)
+        finally:
+            self._commit = None  # it leads to the run, which leads here
 
     def end(self, ending: End | None = None) -> None:
         """The run is over, with status OK or with `ending`. A message on its way is broken off. The first

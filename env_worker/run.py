@@ -15,12 +15,12 @@ from envtrio.v1 import errors_pb2
 
 from env_worker import wire
 from env_worker.arrays.errors import ArrayKeepError
+from env_worker.bell import Bell
 from env_worker.delta.limits import MessageTooLargeError
 from env_worker.delta.streamer import DeltaStreamer
 from env_worker.domain import Episode, EpisodeError, InvalidTaskError
 from env_worker.domain.ledger import Event, State
 from env_worker.endings import environment_failed, hook_failed, hook_unusable, own_fault, too_large
-from env_worker.environment_loop import WakeUp
 from env_worker.envs.base import Context, play
 from env_worker.port import PortBrokenError, RunPort
 from env_worker.status import Refusal
@@ -44,6 +44,12 @@ _EPISODE_IDS: Final = random.Random(secrets.randbits(256))
 """Unique, not secret: asking the system for each would cost a call."""
 _KEEP_AHEAD: Final = frozenset({State.QUEUED, State.RUNNING, State.KEEPING, State.KEEPING_ABANDONED})
 """Where `keep` may still be called, or has not returned."""
+_FORGOTTEN: Final = Episode("", "", {})
+"""Stands for the episode of a run that has replied and that no hook has kept."""
+_WRITTEN: Final[RunPort[Refusal]] = RunPort()
+"""Stands for the port of a run that has replied."""
+_WRITTEN.open()
+_WRITTEN.end()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +79,12 @@ class Run:
 
     def __init__(self, spec: RunSpec, admitted: Admitted, port: RunPort[Refusal], services: Services) -> None:
         self.entry: Final = admitted.entry
-        self.port: Final = port
+        self.port = port
         self.name: Final = spec.request_id[:8]
         self.hook: EpisodeHook | None = None
         """The hook whose `keep` took the episode: the one that discards it."""
         self._loop: Final = asyncio.get_running_loop()
-        self._wake: Final = asyncio.Event()
+        self._wake: Final = Bell()
         self.episode = Episode(
             f"{_EPISODE_IDS.getrandbits(128):032x}",
             spec.environment_name,
@@ -86,7 +92,7 @@ class Run:
             spec.request_id,
             spec.owner,
             spec.group_id,
-            on_change=WakeUp(self._loop, self._wake.set),
+            on_change=services.wake_ups.listener(self._wake.ring),
         )
         self._spec: RunSpec | None = spec
         self._place: Final = admitted.place
@@ -118,10 +124,10 @@ class Run:
         """The entry is settled: answer the caller, stop the environment, wake the task. Again: changes
         nothing."""
         self.port.end(refusal)
-        if not self._place.granted.is_set():
+        if not self._place.granted.rung:
             self._services.slots.leave(self._place)
         self._close(self._environment)
-        self._wake.set()
+        self._wake.ring()
 
     def moved(self) -> None:
         """The entry has moved on: where no keep is ahead any more, give back the room that was reserved for
@@ -137,11 +143,12 @@ class Run:
 
     def retire(self) -> None:
         """The reply has left: hold on to what a late discard needs, head, trace ids and infos, and nothing
-        else."""
+        else. What no hook has kept is not discarded."""
         self._close(None)
-        assert self._remains is not None, "they are made before the reply is sent"
+        assert (self._remains is None) is (self.hook is None), "they are made before the reply is sent"
         self.episode.on_change = None
-        self.episode = self._remains
+        self.episode = self._remains or _FORGOTTEN
+        self.port = _WRITTEN
         self._spec = None
         self._environment = None  # it is over, and what it raised leads through its frames to every node
 
@@ -159,7 +166,7 @@ class Run:
     async def _carry(self) -> None:
         spec = self._spec
         assert spec is not None
-        await self._place.granted.wait()
+        await self._place.granted.heard()
         if not self._settle(Event.STARTED):
             return
         self.port.open()
@@ -179,8 +186,8 @@ class Run:
         outcome = self._environment = self._services.environments.submit(playing, spec.request_id)
         outcome.add_done_callback(lambda _: self._wake_soon())
         while not (outcome.done() or self.entry.settled):
-            await self._wake.wait()
-            self._wake.clear()
+            await self._wake.heard()
+            self._wake.rung = False
             while not outcome.done() and (message := streamer.next_message()) is not None:
                 await self.port.send(message)
                 streamer.commit()
@@ -249,8 +256,9 @@ class Run:
             worker_instance=self._services.instance,
             duration_seconds=self._duration_seconds,
         )
-        # Made before the reply, because nothing may fail between the reply and its status.
-        self._remains = self.episode.without_nodes()
+        if self.hook is not None:
+            # Made before the reply, because nothing may fail between the reply and its status.
+            self._remains = self.episode.without_nodes()
         messages = streamer.final_messages(head)
         message = next(messages)
         for following in messages:
@@ -260,7 +268,8 @@ class Run:
 
     async def _environment_end(self) -> None:
         """Keep the place until the environment has really ended, so that no more of them run than may."""
-        if (outcome := self._environment) is None or outcome.done():
+        outcome, self._environment = self._environment, None  # it leads to this run, which leads to it
+        if outcome is None or outcome.done():
             return
         self._close(outcome)
         ended = asyncio.wrap_future(outcome, loop=self._loop)
@@ -276,7 +285,7 @@ class Run:
 
     def _wake_soon(self) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: the worker has ended
-            self._loop.call_soon_threadsafe(self._wake.set)
+            self._loop.call_soon_threadsafe(self._wake.ring)
 
     def _close(self, environment: Outcome | None) -> None:
         if self._deadline is not None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from env_worker.run import Run
     from env_worker.slots import Slots
     from env_worker.status import Refusal
+    from env_worker.wake_ups import WakeUps
 
 
 class Settle(Protocol):
@@ -30,6 +31,7 @@ class Services:
     clock: Callable[[], float]
     slots: Slots
     environments: EnvironmentLoop
+    wake_ups: WakeUps
     threads: HookThreads
     hook: Callable[[], EpisodeHook | None]
     adopt: Callable[[EpisodeHook], None]

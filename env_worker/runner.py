@@ -21,6 +21,7 @@ from env_worker.run_services import Services
 from env_worker.slots import Slots
 from env_worker.status import Refusal
 from env_worker.tasks import log_failure
+from env_worker.wake_ups import WakeUps
 from env_worker.window_bound import WindowBound
 
 if TYPE_CHECKING:
@@ -66,11 +67,12 @@ class Runner:
         self._loop: Final = asyncio.get_running_loop()
         self._threads: Final = HookThreads(settings.hook_threads, settings.hook_threads)
         self.take_keepers: Final = self._threads.take_keepers
-        self.environments: Final = EnvironmentLoop()
+        self.environments: Final = EnvironmentLoop(self._loop.call_soon)
         self._runs: Final[dict[str, Run]] = {}
         self._tasks: Final[set[asyncio.Task[None]]] = set()
         self._changed: Final = asyncio.Event()
         self._expiry: asyncio.TimerHandle | None = None
+        self._expiry_due = 0.0
         get_hook = current_hook if hook is None else lambda: hook
         self._admission: Final = Admission(self.table, self.slots, hook=get_hook, adopt=adopt, clock=clock)
         self._services: Final = Services(
@@ -78,6 +80,7 @@ class Runner:
             clock=clock,
             slots=self.slots,
             environments=self.environments,
+            wake_ups=WakeUps(self._loop),
             threads=self._threads,
             hook=get_hook,
             adopt=adopt,
@@ -144,7 +147,6 @@ class Runner:
             self.counters["confirmed"] += 1
             self._runs.pop(request_id, None)
             self._changed.set()
-            self._arm_expiry()
             logger.debug("run=%s reason=CONFIRM state=CONFIRMED", request_id[:8])
         return outcome
 
@@ -164,8 +166,7 @@ class Runner:
                 logger.info("run=%s given up by the broker, outcome=%s", request_id[:8], outcome.name)
 
     def caller_gone(self, run: Run) -> None:
-        """The call that carried the run is over, for whatever reason. After its delivery this means
-        nothing."""
+        """The run's call is over, for whatever reason. After its delivery this means nothing."""
         self.settle(run, Event.DEADLINE if run.overdue else Event.CALLER_LOST)
 
     # How runs and their callers decide.
@@ -227,15 +228,22 @@ class Runner:
         self._bound.registered(self._clock())
 
     def _arm_expiry(self) -> None:
-        if self._expiry is not None:
-            self._expiry.cancel()
-            self._expiry = None
         if (due := self.table.next_expiry) is None:
             due = self.table.last_forgetting  # nothing else may come by which they are forgotten
         else:
             due = self._bound.next_look(due)
-        if due is not None:
-            self._expiry = self._loop.call_later(max(0.0, due - self._clock()), self.expire)
+        if due is None:
+            return
+        if self._expiry is not None:
+            if self._expiry_due <= due:
+                return  # it looks too early, and is armed again then: cheaper than a timer for each run
+            self._expiry.cancel()
+        self._expiry_due = due
+        self._expiry = self._loop.call_later(max(0.0, due - self._clock()), self._look_for_expired)
+
+    def _look_for_expired(self) -> None:
+        self._expiry = None
+        self.expire()
 
     # Stopping.
 

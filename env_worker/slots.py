@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import heapq
 from itertools import count
 from typing import Final
+
+from env_worker.bell import Bell
 
 
 class QueueFullError(Exception):
@@ -32,8 +33,8 @@ class Place:
     def __init__(self, rank: tuple[int, int], size: int) -> None:
         self.rank: Final = rank
         self.size: Final = size
-        self.granted = asyncio.Event()
-        """Set when the run may start, and when it left before that."""
+        self.granted: Final = Bell()
+        """Rung when the run may start, and when it left before that."""
         self.left = False
 
     def __lt__(self, other: Place) -> bool:
@@ -71,12 +72,12 @@ class Slots:
             raise fault
 
     def enter(self, priority: int, size: int = 0) -> Place:
-        """Claim a place: `granted` is set at once where one is free. QueueFullError as `check`."""
+        """Claim a place: `granted` is rung at once where one is free. QueueFullError as `check`."""
         self.check(size)
         place = Place((-priority, next(self._numbers)), size)
         if self.held < self.capacity:
             self.held += 1
-            place.granted.set()
+            place.granted.ring()
         else:
             self.waiting += 1
             self.waiting_bytes += size
@@ -88,12 +89,12 @@ class Slots:
         if place.left:
             return
         place.left = True
-        if place.granted.is_set():
+        if place.granted.rung:
             self.held -= 1
         else:
             self.waiting -= 1
             self.waiting_bytes -= place.size
-            place.granted.set()
+            place.granted.ring()
             # Entries that left are dropped where they surface; a queue of mostly such ones is rebuilt.
             if len(self._queue) > 2 * self.waiting + 64:
                 self._queue = [waiting for waiting in self._queue if not waiting.left]
@@ -104,7 +105,7 @@ class Slots:
                 self.waiting -= 1
                 self.waiting_bytes -= waiting.size
                 self.held += 1
-                waiting.granted.set()
+                waiting.granted.ring()
 
     def _fault(self, size: int) -> QueueFullError | None:
         if self.held < self.capacity:

@@ -38,6 +38,8 @@ class CancelOutcome(Enum):
 class State(Enum):
     """Where a run stands."""
 
+    __hash__ = object.__hash__  # each is one object, and a table is looked into several times a run
+
     QUEUED = auto()
     """Admitted, not started."""
     RUNNING = auto()
@@ -72,6 +74,8 @@ class State(Enum):
 
 class Event(Enum):
     """What can happen to a run."""
+
+    __hash__ = object.__hash__  # each is one object, and a table is looked into several times a run
 
     # From outside, at any moment: losing is normal.
     CANCEL = auto()
@@ -208,11 +212,13 @@ class Entry:
     closes.
     """
 
-    __slots__ = ("cause", "outcome", "request_id", "session_id", "state", "window_ends")
+    __slots__ = ("cause", "key", "outcome", "request_id", "session_id", "state", "window_ends")
 
     def __init__(self, request_id: str, session_id: str = "") -> None:
         self.request_id: Final = request_id
         self.session_id: Final = session_id
+        self.key = b""
+        """What a table finds it by. The table sets it."""
         self.state = State.QUEUED
         self.cause: Event | None = None
         """The event that settled the run; None while it is open. Set once."""

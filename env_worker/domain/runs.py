@@ -94,7 +94,9 @@ class RunTable:
     @property
     def next_expiry(self) -> float | None:
         """Monotonic seconds at which `expire` has a window to close; None while none is open."""
-        return next((entry.window_ends for entry in self._windows.values()), None)
+        for entry in self._windows.values():
+            return entry.window_ends
+        return None
 
     @property
     def last_expiry(self) -> float | None:
@@ -149,6 +151,7 @@ class RunTable:
                 f"again later: each is forgotten {2 * self.late_cancel_seconds:g} s after its run"
             )
         entry = self._entries[key] = Entry(request_id, session_id)
+        entry.key = key
         if self._remembered.pop(key, None) is not None:
             self.settle(entry, Event.CANCEL, now)
         return entry
@@ -161,7 +164,7 @@ class RunTable:
         """
         if not entry.settle(event):
             return False
-        key = _key(entry.request_id)
+        key = entry.key
         if event is Event.REPLIED:
             entry.window_ends = now + self.late_cancel_seconds
             self._windows[key] = entry

@@ -16,6 +16,8 @@ TABLE_TESTS: Final = "tests/unit/worker/ledger/test_run_table.py"
 ENDINGS_TESTS: Final = "tests/unit/worker/test_runner_endings.py"
 STATES_TESTS: Final = "tests/unit/worker/test_runner_states.py"
 HOOKS_TESTS: Final = "tests/unit/worker/test_runner_hooks.py"
+MEMORY_TESTS: Final = "tests/unit/worker/test_runner_memory.py"
+NO_CYCLE: Final = f"{MEMORY_TESTS}::test_a_run_that_is_over_leaves_only_its_tombstone_and_no_cycle"
 
 WORKER: Final = (
     Mutant(
@@ -226,5 +228,33 @@ WORKER: Final = (
         "        if self._commit is not None and self._commit():\n            self.ended = True\n",
         "        if self._commit is not None:\n            self.ended = True\n",
         ("tests/unit/worker/test_port.py",),
+    ),
+    Mutant(
+        "worker: a reply leaves a cycle",
+        "env_worker/port.py",
+        "            self._commit = None  # it leads to the run, which leads here\n",
+        "            pass\n",
+        (NO_CYCLE,),
+    ),
+    Mutant(
+        "worker: an environment that ended leaves a cycle",
+        RUN,
+        "        outcome, self._environment = self._environment, None",
+        "        outcome = self._environment",
+        (NO_CYCLE,),
+    ),
+    Mutant(
+        "worker: what was submitted is forgotten at the end",
+        "env_worker/environment_loop.py",
+        "            self._empty_inbox()\n            for task",
+        "            for task",
+        ("tests/unit/worker/test_environment_loop.py",),
+    ),
+    Mutant(
+        "worker: a wake-up does not wait for the rest of its turn",
+        "env_worker/wake_ups.py",
+        "        for _ in range(self._ripe):",
+        "        for _ in range(len(self._waiting)):",
+        ("tests/unit/worker/test_wake_ups.py::test_a_wake_up_leaves_the_changes_of_a_turn_their_time",),
     ),
 )

@@ -160,11 +160,13 @@ WORKER_SESSIONS: Final = (
         (OUTBOX_TESTS, OUTBOX_MACHINE),
     ),
     Mutant(
-        "worker: a reply holds on to its stream",
+        "worker: a run that has ended holds on to its stream",
         RUN,
         "            port.on_news = _unheard",
         "            pass",
-        (f"{ENDS_TESTS}::test_what_a_stream_carried_outlives_it_in_nothing",),
+        (
+            f"{OUTBOX_TESTS}::test_a_reply_is_settled_when_it_was_written_and_its_end_comes_in_a_later_message",
+        ),
     ),
     Mutant(
         "worker: runs outlive their stream",

@@ -1,4 +1,4 @@
-"""The environments' own thread and loop, and the wake-ups that come from it."""
+"""The environments' own thread and loop."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from env_worker.environment_loop import EnvironmentLoop, Outcome, WakeUp
+from env_worker.environment_loop import EnvironmentLoop, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 @pytest.fixture
@@ -106,35 +106,40 @@ async def test_a_cancel_before_the_first_step_ends_it_too(loop: EnvironmentLoop)
     assert not began
 
 
-async def test_many_changes_are_one_wake_up_and_a_later_one_is_another() -> None:
-    woken = asyncio.Event()
-    count = 0
-
-    def wake() -> None:
-        nonlocal count
-        count += 1
-        woken.set()
-
-    wake_up = WakeUp(asyncio.get_running_loop(), wake)
-
-    def change_often() -> None:
-        for _ in range(1000):
-            wake_up()
-
-    for expected in (1, 2):
-        thread = threading.Thread(target=change_often)
-        woken.clear()
-        thread.start()
-        thread.join()
-        await asyncio.wait_for(woken.wait(), 5)
-        assert count == expected
+async def test_what_one_turn_of_the_loop_submits_wakes_the_thread_once() -> None:
+    turns: list[Callable[[], None]] = []
+    loop = EnvironmentLoop(turns.append)
+    loop.start()
+    try:
+        outcomes = [loop.submit(asyncio.sleep(0)) for _ in range(8)]
+        loop.cancel(outcomes[3])
+        (wake,) = turns
+        wake()
+        ends = [await ended(outcome) for outcome in outcomes]
+        assert [type(end) for end in ends] == [
+            asyncio.CancelledError if n == 3 else type(None) for n in range(8)
+        ]
+        loop.submit(asyncio.sleep(0))
+        assert len(turns) == 2
+    finally:
+        loop.stop()
 
 
-def test_a_change_after_the_end_of_the_loop_is_nothing() -> None:
-    loop = asyncio.new_event_loop()
-    wake_up = WakeUp(loop, lambda: None)
-    loop.close()
-    wake_up()
+async def test_what_was_submitted_right_before_the_end_ends_too_and_nothing_is_taken_after_it() -> None:
+    async def play() -> None:
+        await asyncio.Event().wait()
+
+    loop = EnvironmentLoop(asyncio.get_running_loop().call_soon)
+    loop.start()
+    outcome = loop.submit(play())
+    loop.stop()
+    assert isinstance(await ended(outcome), asyncio.CancelledError)
+    await asyncio.to_thread(loop._thread.join, 5)
+    late = play()
+    with pytest.raises(RuntimeError, match="loop is closed"):
+        loop.submit(late)
+    late.close()
+    assert len(loop) == 0
 
 
 async def test_an_environment_that_stops_the_loop_stops_nobody(loop: EnvironmentLoop) -> None:

@@ -18,9 +18,11 @@ from env_worker.port import RunPort
 from env_worker.runner import Runner
 from tests.helpers.clock import FakeClock
 from tests.helpers.history import History
-from tests.helpers.runner_harness import Harness, one_turn, running, within
+from tests.helpers.runner_harness import Caller, Harness, one_turn, running, within
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from env_worker.domain import Episode, SamplingParams
     from env_worker.envs.base import Context
 
@@ -214,18 +216,45 @@ async def test_what_thousands_of_delivered_runs_cost_in_their_window_and_after_i
     assert left < 40, f"{left:.0f} bytes a run are left, which is more than what an interpreter caches"
 
 
-async def test_a_confirmed_run_leaves_only_its_tombstone() -> None:
-    async with running() as harness:
-        caller = harness.ask(with_arrays)
-        assert await caller.read_on() == "OK"
+async def its_reply(caller: Caller) -> None:
+    """Write what comes until the reply is under way."""
+    assert caller.run is not None
+    while (data := await caller.take()) is not None:
+        if caller.run.entry.state in (State.KEPT, State.UNKEPT):
+            return
+        caller.write(data)
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize("hooked", [True, False])
+@pytest.mark.usefixtures("no_collector")
+async def test_a_run_that_is_over_leaves_only_its_tombstone_and_no_cycle(hooked: bool) -> None:
+    async with running(hooked=hooked) as harness:
+        confirmed, cancelled, aborted, unwritten = callers = [harness.ask(with_arrays) for _ in range(4)]
+        gone: list[weakref.ref[Any]] = []
+        for caller in callers:
+            assert caller.run is not None
+            gone.append(weakref.ref(caller.run))
+            if not hooked:  # a hook's thread may hold the episode for a moment more
+                gone.append(weakref.ref(caller.run.episode))
+        assert harness.cancel(aborted.id) == "ABORTED"
+        await its_reply(unwritten)
+        assert harness.cancel(unwritten.id) == "ABORTED"
+        for caller in callers:
+            ended_well = caller in (confirmed, cancelled)
+            assert await caller.read_on() == ("OK" if ended_well else "CANCEL_REQUESTED")
+            caller.run, caller.port = None, RunPort()  # as when the handler has ended
         await within(harness.runner.wait_until(lambda: harness.runner.slots.held == 0))
+        assert harness.confirm(confirmed.id) == "CONFIRMED"
+        assert harness.cancel(cancelled.id) == "DISCARDED"
+        await harness.at_rest()
         await environments_idle(harness)
-        assert caller.run is not None
-        run = weakref.ref(caller.run)
-        episode = weakref.ref(caller.run.episode)
-        caller.run, caller.port = None, RunPort()  # as when the handler has ended
-        assert harness.confirm(caller.id) == "CONFIRMED"
-        gc.collect()
-        assert run() is None
-        assert episode() is None
-        assert harness.cancel(caller.id) == "TOO_LATE"
+        assert [reference() for reference in gone] == [None] * len(gone)
+        assert harness.cancel(confirmed.id) == "TOO_LATE"

@@ -57,6 +57,7 @@ async def test_a_reply_is_settled_when_it_was_written_and_its_end_comes_in_a_lat
     assert bench.message() == [("end", 1, 0)]
     await task
     assert (run.port, run.run) == (None, None), "nothing of it is held on to"
+    assert not hasattr(bench.ports[1].on_news, "__self__"), "nor does its port, which a keep may hold on to"
     bench.ports[1].end(CANCELLED)
     run.credit(5)
     run.end(CANCELLED)

@@ -15,12 +15,12 @@ def test_places_go_to_priority_then_first_come() -> None:
     slots = Slots(1, 4)
     first = slots.enter(0)
     waiting = [slots.enter(priority) for priority in (0, 5, 5, -1)]
-    assert first.granted.is_set()
+    assert first.granted.rung
     order = []
     holder = first
     while waiting:
         slots.leave(holder)
-        (holder,) = [place for place in waiting if place.granted.is_set()]
+        (holder,) = [place for place in waiting if place.granted.rung]
         waiting.remove(holder)
         order.append(-holder.rank[0])
     assert order == [5, 5, 0, -1]
@@ -63,7 +63,7 @@ def test_a_request_over_the_limit_waits_where_nothing_else_does() -> None:
     with pytest.raises(QueueFullError):
         slots.enter(0, 1)
     slots.leave(first)
-    assert large.granted.is_set()
+    assert large.granted.rung
     slots.enter(0, 1)
     with pytest.raises(QueueFullError):
         slots.enter(0, 101)
@@ -74,7 +74,7 @@ def test_leaving_twice_changes_nothing_and_leaving_the_queue_wakes_who_waits() -
     first, second = slots.enter(0), slots.enter(0)
     slots.leave(second)
     slots.leave(second)
-    assert second.granted.is_set()
+    assert second.granted.rung
     assert (slots.held, slots.waiting) == (1, 0)
     slots.leave(first)
     slots.leave(first)
@@ -93,11 +93,11 @@ def test_counts_are_right_and_no_place_is_idle_while_someone_waits(
                 alive.append(slots.enter(priority, which))
         elif alive:
             slots.leave(alive.pop(which % len(alive)))
-        granted = [place for place in alive if place.granted.is_set()]
+        granted = [place for place in alive if place.granted.rung]
         assert slots.held == len(granted) <= 3
         assert slots.waiting == len(alive) - len(granted)
         assert slots.waiting == 0 or slots.held == 3
-        waiting = [place.size for place in alive if not place.granted.is_set()]
+        waiting = [place.size for place in alive if not place.granted.rung]
         assert slots.waiting_bytes == sum(waiting)
         assert slots.waiting_bytes <= 2000 or len(waiting) == 1
     for place in alive:
