@@ -36,7 +36,7 @@ def parse_json(text: str, field: str) -> JsonValue:
             "names its data instead of holding it",
         )
     try:
-        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_not_finite, parse_float=_finite)
+        value = _DECODER.decode(text)
         if _SURROGATE.search(text):
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as problem:
@@ -63,3 +63,8 @@ def _finite(text: str) -> float:
 
 def _not_finite(text: str) -> NoReturn:
     raise ValueError(f"the number {text[:80]} is not finite, expected one that a double holds")
+
+
+_DECODER: Final = json.JSONDecoder(
+    object_pairs_hook=_unique, parse_constant=_not_finite, parse_float=_finite
+)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 MIB = 2**20
 BRANCHING = {"turns": 4, "tokens_per_turn": 30, "layers": 3, "top_k": 2, "branches": 3}
 FIELDS = ("routed_experts", "sampling_mask", "top_logprobs")
+CAPABILITIES = ["sessions", "session-runs", "training-arrays"]
 
 
 @pytest.fixture(scope="module", params=["memory", "spill"])
@@ -264,7 +265,7 @@ async def test_every_branch_of_an_episode_is_fetched_as_the_reply_refers_to_it()
             fetched = await worker.calls.fetch(reference)
             branch = keeper.branches[reference["key"]]
             assert_equal(fetched.arrays, branch.of(0, branch.tokens))
-        assert (await worker.client.describe()).capabilities == ["sessions", "session-runs", "training-arrays"]
+        assert (await worker.client.describe()).capabilities == CAPABILITIES
         run = await worker.client.run(SMALL)
         assert await worker.client.cancel(run.run) == "DISCARDED"
         [discarded] = references(run)
@@ -302,7 +303,7 @@ async def test_what_an_earlier_hook_kept_is_served_on_and_counts_as_held() -> No
             answer = await worker.calls.release(keys, instance=worker.server.instance)
             assert isinstance(answer, tuple)
             assert answer[:2] == (2, 1)
-            assert (await worker.client.describe()).capabilities == ["sessions", "session-runs", "training-arrays"]
+            assert (await worker.client.describe()).capabilities == CAPABILITIES
             [third] = references(await _run_with(worker, first))
             assert (await worker.calls.release(owner="you"))[:2] == (1, 0)  # type: ignore[index]
             assert (await worker.calls.fetch(third)).failure is not None
