@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 try:
     from uvloop import new_event_loop as _new_event_loop
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-_COLLECT_AFTER: Final = (10_000, 10, 10)
-"""Runs leave no cycles behind, so the collector has little to do: it looks less often than by default."""
-
 
 def run(main: Coroutine[Any, Any, _T]) -> _T:
     """Run `main` as the job of this process, to its end, as `asyncio.run` does; on uvloop where there is one.
 
-    What was imported by now stays, and is not looked through by the garbage collector again: that would hold
-    up every run for some milliseconds.
+    What was imported by now stays, and is not looked through by the garbage collector meanwhile: that would
+    hold up every run for some milliseconds. How often it looks is left as it is: environments, which run in
+    this process, may leave cycles with whole episodes of arrays in them.
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(*_COLLECT_AFTER)
-    with asyncio.Runner(loop_factory=_new_event_loop) as runner:
-        return runner.run(main)
+    try:
+        with asyncio.Runner(loop_factory=_new_event_loop) as runner:
+            return runner.run(main)
+    finally:
+        gc.unfreeze()

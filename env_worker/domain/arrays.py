@@ -141,7 +141,7 @@ def _vector(values: npt.ArrayLike, dtype: np.dtype[Any], field: str, *, copy: bo
     if array.dtype == dtype:
         # Whatever has a buffer (an array, a tensor, a memoryview) may be shared with the caller; bytes are
         # not, and nobody can make them writable again.
-        return np.frombuffer(array.tobytes(), dtype) if copy else _read_only(array)
+        return np.frombuffer(_bytes(array), dtype) if copy else _read_only(array)
     if array.size and array.dtype.kind not in _KINDS[dtype]:
         raise ValueError(
             f"{field} has dtype {array.dtype}, expected {dtype} or a dtype that converts to it exactly"
@@ -159,6 +159,14 @@ def _vector(values: npt.ArrayLike, dtype: np.dtype[Any], field: str, *, copy: bo
         )
     converted.setflags(write=False)
     return converted
+
+
+def _bytes(array: npt.NDArray[Any]) -> bytes:
+    data: bytes = array.tobytes()
+    if array.dtype == _BOOL and data.strip(b"\0\1"):
+        # Whatever memory was taken for bools: numpy calls any byte but 0 True, on the wire True is 1.
+        return (np.frombuffer(data, np.uint8) != 0).tobytes()
+    return data
 
 
 def _read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

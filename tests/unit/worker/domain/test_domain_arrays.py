@@ -133,3 +133,10 @@ def test_csr_arrays_fit_their_counts() -> None:
         SamplingMask(np.array([5]), np.array([2, -1]))
     with pytest.raises(ValueError, match=r"top_logprobs.logprobs has length 1, expected 2"):
         TopLogprobs(np.array([5, 6]), np.array([-0.1]), np.array([2]))
+
+
+def test_bools_are_one_byte_of_0_or_1_whatever_memory_they_were_read_from() -> None:
+    odd = np.frombuffer(b"\0\1\2\xff", np.bool_)
+    vector = bool_vector(odd, "mask")
+    assert vector.tobytes() == b"\0\1\1\1"
+    assert bool_vector(odd[::2], "mask").tobytes() == b"\0\1"

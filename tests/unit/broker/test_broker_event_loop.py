@@ -1,0 +1,45 @@
+"""What the broker sets for its process, and sets back."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+
+import pytest
+
+from env_broker import event_loop
+
+
+async def state() -> tuple[tuple[int, int, int], bool]:
+    return gc.get_threshold(), gc.get_freeze_count() > 0
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_collector_is_the_hosts_again_afterwards(fails: bool) -> None:
+    async def main() -> None:
+        assert gc.get_freeze_count() > 0
+        if fails:
+            raise ValueError("a fault")
+
+    before = gc.get_threshold(), gc.get_freeze_count()
+    if fails:
+        with pytest.raises(ValueError, match="a fault"):
+            event_loop.run(main())
+    else:
+        event_loop.run(main())
+    assert (gc.get_threshold(), gc.get_freeze_count()) == before
+
+
+def test_where_there_is_no_uvloop_it_runs_on_asyncios_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> str:
+        return type(asyncio.get_running_loop()).__module__
+
+    assert event_loop.run(main()) == "uvloop"
+    monkeypatch.setattr(event_loop, "_new_event_loop", None)
+    assert event_loop.run(main()).startswith("asyncio")
+
+
+def test_the_collector_looks_less_often() -> None:
+    (often, _, _), frozen = event_loop.run(state())
+    assert often > gc.get_threshold()[0]
+    assert frozen
