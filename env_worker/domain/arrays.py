@@ -165,7 +165,7 @@ def _bytes(array: npt.NDArray[Any]) -> bytes:
     data: bytes = array.tobytes()
     if array.dtype == _BOOL and data.strip(b"\0\1"):
         # Whatever memory was taken for bools: numpy calls any byte but 0 True, on the wire True is 1.
-        return (np.frombuffer(data, np.uint8) != 0).tobytes()
+        data = (np.frombuffer(data, np.uint8) != 0).tobytes()
     return data
 
 
