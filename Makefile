@@ -84,7 +84,7 @@ fault-matrix: $(VENV)/.installed-dev ## Play the fault matrix, and write docs/fa
 
 PEER_PYTHON ?=
 BENCH ?=
-bench: $(VENV)/.installed-bench ## This pool and verifiers' side by side in one run: writes benchmarks/RESULTS.md. About 12 minutes
+bench: $(VENV)/.installed-bench ## This pool and verifiers' side by side in one run: writes benchmarks/RESULTS.md. About 13 minutes
 	$(BIN)/python -m benchmarks.versus $(if $(PEER_PYTHON),--peer-python $(PEER_PYTHON)) $(BENCH)
 
 bench-confirm: $(VENV)/.installed-dev ## What a confirmation costs, as a ratio

@@ -152,6 +152,7 @@ def _run(settings: ClientSettings) -> int:
             print("interrupted: the open runs were cancelled", file=sys.stderr)
             raise
         finally:
+            gc.unfreeze()
             print(tally.summary(), file=report)
             if tally.referring:
                 episodes = f"{tally.referring} episode{'' if tally.referring == 1 else 's'}"

@@ -9,7 +9,8 @@ machine meets both.
 - `banks`, `environment`, `peer_path`: the work of an episode, the same for both
 - `gauges`, `cancels`, `notes`, `load`: one round, and what is measured of it
 - `driver`, `ours_driver`, `peer_driver`: a side's process; `side`: its handle here
-- `peer_home`: the peer's environment; `bench`: the rounds; `figures`, `report`, `plot`: what comes of them
+- `peer_home`: the peer's environment; `bench`: the rounds
+- `figures`, `basis`, `why`, `cells`, `report`, `plot`: what comes of them
 
 What the peer's process imports of this package is the standard library and numpy.
 """

@@ -3,7 +3,7 @@
     python -m benchmarks.versus [--workloads small,chatty] [--rounds N] [--quick] [--peer-python PYTHON]
 
 Makes the peer's environment if need be, plays each workload on both sides in turns, and writes RESULTS.md,
-results.png and results.json. About 12 minutes with two CPUs, the peer's installation aside. A run of some
+results.png and results.json. About 13 minutes with two CPUs, the peer's installation aside. A run of some
 workloads only, or with --quick, writes them below .bench instead of benchmarks.
 """
 

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from env_worker.domain import Trace
     from env_worker.envs.base import Context
 
-_SHAPE_KEYS: Final = ("turns", "tokens", "layers", "top_k", "turn_seconds")
+_SHAPE_KEYS: Final = ("turns", "tokens", "layers", "top_k", "turn_seconds", "yields")
 
 
 class VersusEnvironment:
-    """Plays tasks `{"number", "prompt", "turns", "tokens", "layers", "top_k", "turn_seconds"}`: what the
-    environment in `peer_path` does with the peer's classes, node for node and call for call."""
+    """Plays tasks that have `number`, `prompt` and the fields of `Shape`: what the environment in `peer_path`
+    does with the peer's classes, node for node and call for call."""
 
     name = "versus"
 
@@ -82,7 +82,7 @@ async def _play(trace: Trace, shape: Shape, banks: Banks) -> None:
             )
         )
         held += shape.tokens
-        await settle()
+        await settle(shape.yields)
         if shape.turn_seconds:
             await asyncio.sleep(shape.turn_seconds)
     trace.set_reward("r", 1.0)
@@ -90,9 +90,10 @@ async def _play(trace: Trace, shape: Shape, banks: Banks) -> None:
     trace.finish()
 
 
-async def settle() -> None:
-    """Give the loop the turns that a turn's delta needs to leave by itself; the same number on both sides."""
-    for _ in range(4):
+async def settle(yields: int) -> None:
+    """Give way to the loop so often, the same on both sides: `SETTLED` is what a turn's delta needs to leave
+    the peer by itself. Ours is sent by another thread's loop, which these do not wait for."""
+    for _ in range(yields):
         await asyncio.sleep(0)
 
 

@@ -20,7 +20,9 @@ FIGURES: Final[Mapping[str, str]] = {
     "turns_per_s": "turns/s",
     "deltas_per_s": "deltas/s",
     "deltas_per_episode": "deltas an episode",
-    "client_bytes": "bytes on the client's hop, an episode",
+    "delta_cpu_us": "CPU of client, broker and worker, µs a delta",
+    "client_bytes": "bytes on the client's hop, received, an episode",
+    "client_sent_bytes": "bytes on the client's hop, sent, an episode",
     "client_cpu_ms": "CPU of the client, ms an episode",
     "broker_cpu_ms": "CPU of the broker, ms an episode",
     "worker_cpu_ms": "CPU of the worker, ms an episode",
@@ -82,11 +84,20 @@ class Results:
         """Why rounds of that side have no figures."""
         return [result for result in self.rounds.get(side, []) if isinstance(result, str)]
 
-    def judged(self, bar: Bar) -> Spread | None:
-        """What the bar is held against; None where it was not measured."""
+    def products(self, side: str, one: str, other: str) -> list[float]:
+        """The side's two figures multiplied, of each round that has both."""
+        pairs = zip(self._values(side, one), self._values(side, other), strict=True)
+        return [left * right for left, right in pairs if left is not None and right is not None]
+
+    def held(self, bar: Bar) -> list[float]:
+        """Of each round what the bar is held against."""
         if bar.kind is Kind.ABSOLUTE:
-            return self.spread(bar.side, bar.figure)
-        return Spread.of(self.ratios(bar.side, bar.figure))
+            return [value for value in self._values(bar.side, bar.figure) if value is not None]
+        return self.ratios(bar.side, bar.figure)
+
+    def judged(self, bar: Bar) -> Spread | None:
+        """What decides; None where it was not measured."""
+        return Spread.of(self.held(bar))
 
     def verdict(self, bar: Bar) -> str:
         """By the median "met" or "missed", or why neither. Where a round of ours failed nothing is met."""

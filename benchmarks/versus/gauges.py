@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,20 +52,27 @@ def command_line(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
 
 
-def received_bytes(pid: int) -> int | None:
-    """Bytes that came over the process's open TCP connections; None where `ss` is missing."""
+class Traffic(NamedTuple):
+    """Bytes of a process's open TCP connections; `sent` are those that the other ends have acknowledged."""
+
+    received: int
+    sent: int
+
+
+def traffic(pid: int) -> Traffic | None:
+    """What went over the process's open TCP connections so far; None where `ss` is missing."""
     if shutil.which("ss") is None:
         return None
     said = subprocess.run(["ss", "-tinpHO"], capture_output=True, text=True, timeout=_SS_SECONDS, check=True)
-    return parse_received(said.stdout, pid)
+    return parse_traffic(said.stdout, pid)
 
 
-def parse_received(lines: str, pid: int) -> int:
-    """The sum over those lines of `ss -tinpHO` that are the process's."""
-    counts = (
-        re.search(r"bytes_received:(\d+)", line) for line in lines.splitlines() if f"pid={pid}," in line
-    )
-    return sum(int(count[1]) for count in counts if count is not None)
+def parse_traffic(lines: str, pid: int) -> Traffic:
+    """The sums over those lines of `ss -tinpHO` that are the process's."""
+    own = "\n".join(line for line in lines.splitlines() if f"pid={pid}," in line)
+    # Not bytes_sent: what was sent twice is in it twice, which bytes_received has once.
+    received, sent = (re.findall(rf"\b{name}:(\d+)", own) for name in ("bytes_received", "bytes_acked"))
+    return Traffic(sum(map(int, received)), sum(map(int, sent)))
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:

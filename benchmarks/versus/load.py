@@ -59,10 +59,8 @@ class Subject(Protocol):
         """Play one episode and check it. Raises what the client raises; ValueError for a wrong episode."""
 
     async def finish(self, *, fetch: bool) -> None:
-        """What belongs to the round after its last episode, and is counted."""
-
-    async def clear(self) -> None:
-        """What is to be gone before the next round, and is not counted."""
+        """What belongs to the round after its last episode, and is counted: all that was kept is freed, and
+        with `fetch` is fetched and read before."""
 
 
 class RoundFailed(Exception):
@@ -101,12 +99,12 @@ async def play(order: Order, subject: Subject, notes: Notes) -> dict[str, float 
     measured = {
         **_rates(order, tally, meter.seconds),
         **meter.figures(order.episodes),
+        "delta_cpu_us": meter.cpu_seconds * 1e6 / tally.deltas if tally.deltas else None,
         "first_delta_p50_ms": _milliseconds(percentile(tally.first_delta, 0.50)),
         "first_delta_p99_ms": _milliseconds(percentile(tally.first_delta, 0.99)),
     }
     if order.cancel_within:
         measured |= await _aborts(tally, notes)
-    await subject.clear()
     if tally.failures:
         shown = "; ".join(tally.failures[:_SHOWN_FAILURES])
         raise RoundFailed(f"{len(tally.failures)} of {order.episodes} episodes failed, the first: {shown}")
@@ -197,7 +195,7 @@ class _Meter:
         self._processes = processes
         self._lag = gauges.Lag()
         self._cpu: dict[int, float] = {}
-        self._received: int | None = None
+        self._traffic: gauges.Traffic | None = None
         self._peak: dict[int, float] = {}
         self.seconds = 0.0
 
@@ -205,7 +203,7 @@ class _Meter:
     async def measured(self) -> AsyncIterator[_Meter]:
         for pid in self._processes:
             gauges.reset_peak(pid)
-        received = gauges.received_bytes(self._processes.client)
+        traffic = gauges.traffic(self._processes.client)
         async with self._lag:
             cpu = {pid: gauges.cpu_seconds(pid) for pid in self._processes}
             began = time.perf_counter()
@@ -213,15 +211,21 @@ class _Meter:
             self.seconds = time.perf_counter() - began
             self._cpu = {pid: gauges.cpu_seconds(pid) - cpu[pid] for pid in self._processes}
         self._peak = {pid: gauges.peak_mb(pid) for pid in self._processes}
-        if received is not None and (now := gauges.received_bytes(self._processes.client)) is not None:
-            self._received = now - received
+        if traffic is not None and (now := gauges.traffic(self._processes.client)) is not None:
+            self._traffic = gauges.Traffic(now.received - traffic.received, now.sent - traffic.sent)
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Of all processes."""
+        return sum(self._cpu.values())
 
     def figures(self, episodes: int) -> dict[str, float | None]:
         """What they say, for each episode where that has a meaning."""
         cpu, peak, of = self._cpu, self._peak, self._processes
         lag = self._lag.seconds
         return {
-            "client_bytes": None if self._received is None else self._received / episodes,
+            "client_bytes": None if self._traffic is None else self._traffic.received / episodes,
+            "client_sent_bytes": None if self._traffic is None else self._traffic.sent / episodes,
             "client_cpu_ms": cpu[of.client] * 1e3 / episodes,
             "broker_cpu_ms": cpu[of.broker] * 1e3 / episodes,
             "worker_cpu_ms": sum(cpu[pid] for pid in of.workers) * 1e3 / episodes,

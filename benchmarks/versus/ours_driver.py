@@ -59,19 +59,16 @@ class OurSubject:
             self._references.extend(json.loads(episode.traces[0].info_json[_REFERENCES]))
 
     async def finish(self, *, fetch: bool) -> None:
-        if not fetch:
-            return
         references, self._references = self._references, []
+        if not fetch:
+            if references:
+                await self._trainer.release(*references)
+            return
         for start in range(0, len(references), _FETCHED_AT_ONCE):
             some = references[start : start + _FETCHED_AT_ONCE]
             for fetched in await self._trainer.fetch_many(some):
                 read(fetched[_ROUTING], self._shape)
             await self._trainer.release(*some)
-
-    async def clear(self) -> None:
-        references, self._references = self._references, []
-        if references:
-            await self._trainer.release(*references)
 
 
 def check(episode: Episode, shape: Shape) -> None:

@@ -61,10 +61,7 @@ class PeerSubject:
         check(await self.client.run(self._endpoint, MODEL, self._sampling, task, on_delta), self._shape)
 
     async def finish(self, *, fetch: bool) -> None:
-        """Its arrays came with the episode."""
-
-    async def clear(self) -> None:
-        """It keeps nothing."""
+        """Its arrays came with the episodes, and went with them."""
 
 
 def check(episode: Any, shape: Shape) -> None:

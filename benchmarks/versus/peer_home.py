@@ -6,10 +6,8 @@ import shutil
 import subprocess
 import sys
 import venv
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
+from typing import Final
 
 PACKAGE: Final = "verifiers"
 VERSION: Final = "0.4.1.dev86"
@@ -23,17 +21,21 @@ class PeerMissing(Exception):
 
 
 def peer_python(folder: Path, given: Path | None = None) -> Path:
-    """The interpreter that has the peer: the given one, or that of `folder`, which is made if need be.
+    """The interpreter that has the peer, as an absolute path: the given one, which is a path from this folder
+    or a command, or that of `folder`, which is made if need be.
 
     Raises PeerMissing.
     """
     if given is not None:
+        # Before anything runs in another folder. Not resolved: an environment's python is a link, and what it
+        # points to does not have the environment's packages.
+        given = Path(given if given.exists() else shutil.which(given) or given).absolute()
         if (found := _found(given)) != VERSION:
             raise PeerMissing(
                 f"{given} has {PACKAGE} {found}, expected {VERSION}; name one that has, or none"
             )
         return given
-    python = folder / "bin/python"
+    python = folder.absolute() / "bin/python"
     if _found(python) != VERSION:
         print(f"installing {PACKAGE} {VERSION} into {folder}", file=sys.stderr, flush=True)
         _install(folder, python)

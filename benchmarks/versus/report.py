@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from benchmarks.versus import cells
 from benchmarks.versus.bars import BARS, EQUAL, Kind
+from benchmarks.versus.basis import basis
 from benchmarks.versus.figures import FIGURES, Spread
-from benchmarks.versus.workloads import FETCHED, OURS, PEER
+from benchmarks.versus.why import why
+from benchmarks.versus.workloads import FETCHED, OURS, PACED_SECONDS, PEER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,6 +26,10 @@ time. A cell has the median of {rounds} rounds and their range. **A ratio is env
 median of the rounds' ratios, each of two rounds side by side, with their range. Absolute figures are this
 machine's; ratios hold better.
 
+The subject is a pool, so both have a broker also for one worker. The peer could do without: it has one by
+default (an elastic pool), and serves from a single process where it is told to have one worker only. A user
+of such a server pays nothing for the peer's broker.
+
 `{command}`, {date}
 
 | | |
@@ -36,13 +43,15 @@ _NOTES: Final = """
 
 - CPU is that of all threads of a process, by its own clock. The client's has what checks an episode in it, on
   both sides; the worker's has the environment, which cuts and copies the arrays of each turn. Where arrays
-  are fetched, client and worker have in it what fetching, reading and releasing all of them takes.
-- A turn is what an environment announces. envtrio joins turns that come while a message is being made or
-  sent, so it has fewer deltas than turns; the peer has one for each turn, and one for the end.
-- Bytes are those that the kernel counted on the client's TCP connections. In the r3 workloads the peer's
-  have the arrays in them. envtrio keeps them in the worker; where they are fetched, all of them are at the
-  end of the round, which counts: on the same host the worker's memory is mapped, so they cross no connection.
-  The peer's client has them by then, but does not read them.
+  are kept, a round ends when all of them are freed, which counts, as the peer frees its own within its
+  rounds; where they are fetched, so does what fetching and reading all of them takes.
+- A turn is what an environment announces, a delta what the client is called with. There is one for the end
+  of an episode besides, unless that was joined too.
+- Bytes are those that the kernel counted on the client's TCP connections: received is what the client got,
+  sent what it sent and had confirmed. Bars are on those received. In the r3 workloads the peer's have the
+  arrays in them. envtrio keeps them in the worker; where they are fetched, all of them are at the end of the
+  round: on the same host the worker's memory is mapped, so they cross no connection. The peer's client has
+  them by then, but does not read them.
 - The event loop's lag is how late a sleep of 5 ms ends. A round that is shorter sees fewer of its stalls.
 - MB are 10**6 bytes, peak memory is what was resident in a round at most. Kept arrays are memory that no
   process has mapped until it is fetched: in the r3 workloads envtrio's worker holds, besides, what the
@@ -72,6 +81,7 @@ def report(
     parts = [_HEADER.format(rounds=rounds, command=command, date=date, machine=rows), _bars(results)]
     if plot is not None:
         parts.append(f"\n![Ratios to the peer of every round, with the bars]({plot})\n")
+    parts.append(basis(results, PACED_SECONDS))
     parts += [_workload(result) for result in results]
     return "".join((*parts, _NOTES))
 
@@ -82,17 +92,18 @@ def _bars(results: Sequence[Results]) -> str:
     met = sum(result.verdict(bar) == "met" for bar, result in held)
     lines = [
         "## Bars\n",
-        f"{met} of {len(held)} are met.\n",
-        "| workload | figure | bar | measured | |",
-        "| --- | --- | --- | --- | --- |",
+        f"{met} of {len(held)} are met. What the rounds tell of the others is in the last column.\n",
+        "| workload | figure | bar | measured | | what the rounds tell |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
     for bar, result in held:
         found, verdict = result.judged(bar), result.verdict(bar)
         side = "" if bar.side == OURS else " (fetched)"
-        measured = "" if found is None else _spread(found, "" if bar.kind is Kind.ABSOLUTE else "x")
+        measured = "" if found is None else cells.spread(found, "" if bar.kind is Kind.ABSOLUTE else "x")
         shown = verdict if verdict == "met" else f"**{verdict}**"
         lines.append(
-            f"| {bar.workload}{side} | {FIGURES[bar.figure]} | {_bound(bar)} | {measured} | {shown} |"
+            f"| {bar.workload}{side} | {FIGURES[bar.figure]} | {_bound(bar)} | {measured} | {shown} "
+            f"| {why(result, bar)} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -129,8 +140,8 @@ def _workload(results: Results) -> str:
         if all(spread is None for spread in spreads) and not figure.endswith("_bytes"):
             continue
         ratios = [Spread.of(results.ratios(side, figure)) for side in ours]
-        cells = [*(_spread(spread) for spread in spreads), *(_spread(ratio, "x") for ratio in ratios)]
-        lines.append(f"| {title} | {' | '.join(cells)} |")
+        row = [*map(cells.spread, spreads), *(cells.spread(ratio, "x") for ratio in ratios)]
+        lines.append(f"| {title} | {' | '.join(row)} |")
     for side in (*ours, PEER):
         for reason, count in _counted(results.failures(side)).items():
             name = "peer" if side == PEER else names[side]
@@ -140,19 +151,3 @@ def _workload(results: Results) -> str:
 
 def _counted(reasons: Sequence[str]) -> dict[str, int]:
     return {reason: reasons.count(reason) for reason in reasons}
-
-
-def _spread(spread: Spread | None, unit: str = "") -> str:
-    if spread is None:
-        return "-"
-    median, low, high = (_number(value) for value in (spread.median, spread.low, spread.high))
-    return f"{median}{unit} ({low} to {high})"
-
-
-def _number(value: float) -> str:
-    """Three digits, or all before the point."""
-    if value == 0 or abs(value) >= 1000:
-        return f"{value:,.0f}"
-    if abs(value) >= 100:
-        return f"{value:.0f}"
-    return f"{value:.2g}" if abs(value) < 0.1 else f"{value:.3g}"

@@ -9,6 +9,11 @@ OURS: Final = "ours"
 FETCHED: Final = "ours, fetched"
 PEER: Final = "peer"
 
+SETTLED: Final = 4
+"""Turns of the peer's loop from `notify` to a delta that has left: a flush begins, its task runs, it is
+diffed and sent."""
+PACED_SECONDS: Final = 0.150
+"""What a turn of the paced workloads waits."""
 _QUICK: Final = 8
 """By how much a try is smaller."""
 
@@ -18,7 +23,8 @@ class Shape:
     """An episode of `turns` times `tokens`: half of a turn's are a user's or a tool's, half are sampled.
 
     `layers` and `top_k` of a routing array uint8 `[tokens, layers, top_k]`, or 0: none. `turn_seconds` is
-    what a turn waits.
+    what a turn waits. `yields` is how often the environment gives way to its event loop after a turn, before
+    it waits: `SETTLED`, or 0 and the next turn comes at once.
     """
 
     turns: int
@@ -26,6 +32,7 @@ class Shape:
     layers: int = 0
     top_k: int = 0
     turn_seconds: float = 0.0
+    yields: int = SETTLED
 
     @property
     def sampled(self) -> int:
@@ -90,6 +97,8 @@ class Workload:
         said = f"{shape.turns} turns x {shape.tokens:,} tokens"
         if self.keeps:
             said += f", routing {shape.layers} x {shape.top_k} uint8"
+        if not shape.yields:
+            said += ", never giving way between turns"
         if shape.turn_seconds:
             said += f", {shape.turn_seconds * 1e3:g} ms a turn"
         return f"{said}; {self.concurrency} at once" + ("; half of them cancelled" if self.cancels else "")
@@ -97,12 +106,13 @@ class Workload:
 
 _SMALL: Final = Shape(10, 200)
 _ROUTED: Final = Shape(20, 1500, layers=48, top_k=8)
-_PACED: Final = replace(_SMALL, turn_seconds=0.150)
+_PACED: Final = replace(_SMALL, turn_seconds=PACED_SECONDS)
 
 WORKLOADS: Final = {
     workload.name: workload
     for workload in (
         Workload("small", _SMALL, 64, ours=3072, peer=384),
+        Workload("small-joined", replace(_SMALL, yields=0), 64, ours=3072, peer=1024),
         Workload("chatty", Shape(100, 50), 64, ours=768, peer=64),
         Workload("r3-16", _ROUTED, 16, ours=256, peer=48),
         Workload("r3-64", _ROUTED, 64, ours=256, peer=64),

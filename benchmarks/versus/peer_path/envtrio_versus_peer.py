@@ -138,7 +138,7 @@ async def _play(trace: Trace, model: str, shape: Shape, banks: Banks) -> None:
         )
         held += shape.tokens
         trace.notify()
-        await _settle()
+        await _settle(shape.yields)
         if shape.turn_seconds:
             await asyncio.sleep(shape.turn_seconds)
     trace.rewards["r"] = Reward(score=1.0)
@@ -148,7 +148,6 @@ async def _play(trace: Trace, model: str, shape: Shape, banks: Banks) -> None:
     trace.notify()
 
 
-async def _settle() -> None:
-    # notify, a flush begins, its task runs, it is diffed and sent
-    for _ in range(4):
+async def _settle(yields: int) -> None:
+    for _ in range(yields):  # see workloads.SETTLED
         await asyncio.sleep(0)

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.versus.banks import ENDPOINT, MODEL, PROMPT, Banks
 from benchmarks.versus.environment import VersusEnvironment
 from benchmarks.versus.notes import ABORTED, BEGAN, ENDED, VARIABLE, Notes
-from benchmarks.versus.workloads import Shape
+from benchmarks.versus.workloads import SETTLED, Shape
 from env_worker.domain import Episode, SamplingParams
 from env_worker.envs.base import Context
 from env_worker.model.simulated import SimulatedModel
@@ -44,6 +44,18 @@ async def test_plays_the_shape() -> None:
     assert {(call.model, call.endpoint) for call in trace.calls} == {(MODEL, ENDPOINT)}
     assert (trace.reward, trace.stop_condition, trace.pending) == (1.0, "done", None)
     assert trace.finished_at is not None
+
+
+@pytest.mark.parametrize("yields", [SETTLED, 0])
+async def test_gives_way_as_often_as_the_shape_says(yields: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    await VersusEnvironment().run(context(Shape(3, 8, turn_seconds=0.1, yields=yields)))
+    assert waits == [*[0] * yields, 0.1] * 3
 
 
 async def test_the_next_turn_repairs_the_last_row_of_the_one_before() -> None:

@@ -56,8 +56,11 @@ class FakeSubject:
     async def finish(self, *, fetch: bool) -> None:
         self.ends.append(f"finish {fetch}")
 
-    async def clear(self) -> None:
-        self.ends.append("clear")
+
+def _field(figures: dict[str, float | None], name: str) -> float:
+    value = figures[name]
+    assert value is not None
+    return value
 
 
 @pytest.fixture
@@ -72,7 +75,7 @@ async def test_plays_each_run_once_and_so_many_at_a_time(notes: Notes) -> None:
     figures = await play(Order(20, 4, first_number=100, turns=5, fetch=True), subject, notes)
     assert sorted(subject.played) == list(range(100, 120))
     assert subject.most == 4
-    assert subject.ends == ["finish True", "clear"]
+    assert subject.ends == ["finish True"]
     seconds = figures["seconds"]
     assert seconds is not None
     assert figures["episodes_per_s"] == pytest.approx(20 / seconds)
@@ -80,6 +83,8 @@ async def test_plays_each_run_once_and_so_many_at_a_time(notes: Notes) -> None:
     assert figures["deltas_per_s"] == pytest.approx(40 / seconds)
     assert figures["deltas_per_episode"] == 2.0
     assert figures["lag_max_ms"] is not None
+    # The fake's client, broker and worker are one process: its time is in each of the three, once in the sum.
+    assert figures["delta_cpu_us"] == pytest.approx(_field(figures, "client_cpu_ms") * 1e3 / 2.0)
     assert "cancelled" not in figures
 
 
@@ -88,7 +93,7 @@ async def test_a_failed_run_fails_the_round_once_it_is_over(notes: Notes) -> Non
     with pytest.raises(RoundFailed, match=r"^2 of 8 episodes failed, .*run 3 is wrong; .*run 5"):
         await play(Order(8, 2, first_number=0, turns=1), subject, notes)
     assert len(subject.played) == 8
-    assert subject.ends == ["finish False", "clear"]
+    assert subject.ends == ["finish False"]
 
 
 async def test_half_are_cancelled_and_their_aborts_found_in_the_notes(notes: Notes) -> None:
@@ -104,6 +109,27 @@ async def test_half_are_cancelled_and_their_aborts_found_in_the_notes(notes: Not
 async def test_a_run_that_ends_before_its_cancel_is_none_that_was_cancelled(notes: Notes) -> None:
     figures = await play(Order(20, 20, first_number=0, turns=1, cancel_within=60.0), FakeSubject(), notes)
     assert (figures["cancelled"], figures["aborted"], figures["abort_p50_ms"]) == (0, 0, None)
+
+
+async def test_what_finishing_costs_is_in_the_round(notes: Notes) -> None:
+    class Frees(FakeSubject):
+        async def finish(self, *, fetch: bool) -> None:
+            until = time.process_time() + 0.05
+            while time.process_time() < until:
+                pass
+
+    figures = await play(Order(2, 2, first_number=0, turns=1), Frees(), notes)
+    assert _field(figures, "worker_cpu_ms") * 2 >= 50.0
+    assert _field(figures, "seconds") >= 0.05
+
+
+async def test_a_round_without_a_delta_has_no_cost_of_one(notes: Notes) -> None:
+    class Mute(FakeSubject):
+        async def run(self, number: int, on_delta: Callable[[Any], None]) -> None:
+            await super().run(number, lambda _: None)
+
+    figures = await play(Order(2, 2, first_number=0, turns=1), Mute(), notes)
+    assert (figures["deltas_per_episode"], figures["delta_cpu_us"]) == (0.0, None)
 
 
 async def test_a_round_that_is_cancelled_leaves_no_run_behind(notes: Notes) -> None:
@@ -134,13 +160,13 @@ def test_what_the_kernel_knows_of_a_process() -> None:
 
 def test_only_the_connections_of_a_process_are_counted() -> None:
     lines = """\
-0 0 127.0.0.1:1 127.0.0.1:2 users:(("python",pid=12,fd=3)) cubic bytes_sent:5 bytes_received:100 segs_out:1
-0 0 127.0.0.1:2 127.0.0.1:1 users:(("python",pid=123,fd=3)) cubic bytes_received:7
-0 0 127.0.0.1:3 127.0.0.1:1 users:(("python",pid=12,fd=4)) cubic bytes_received:20
+0 0 127.0.0.1:1 127.0.0.1:2 users:(("python",pid=12,fd=3)) cubic bytes_sent:9 bytes_acked:5 bytes_received:100
+0 0 127.0.0.1:2 127.0.0.1:1 users:(("python",pid=123,fd=3)) cubic bytes_acked:70 bytes_received:7
+0 0 127.0.0.1:3 127.0.0.1:1 users:(("python",pid=12,fd=4)) cubic bytes_acked:30 bytes_received:20
 0 0 127.0.0.1:4 127.0.0.1:1 users:(("python",pid=12,fd=5)) cubic wscale:7,7
 """
-    assert gauges.parse_received(lines, 12) == 120
-    assert gauges.parse_received(lines, 1) == 0
+    assert gauges.parse_traffic(lines, 12) == gauges.Traffic(received=120, sent=35)
+    assert gauges.parse_traffic(lines, 1) == gauges.Traffic(received=0, sent=0)
 
 
 def test_percentiles() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -11,12 +13,10 @@ import pytest
 from benchmarks.versus.load import Order, play
 from benchmarks.versus.notes import VARIABLE, Notes
 from benchmarks.versus.ours_driver import open_subject
-from benchmarks.versus.peer_home import PeerMissing, peer_python
+from benchmarks.versus.peer_home import VERSION, PeerMissing, peer_python
 from benchmarks.versus.side import Side, SideFailed
 from benchmarks.versus.workloads import OURS, PEER, Shape, Workload
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from env_client import ArraysNotFoundError
 
 READY = 'print(json.dumps({"ready": {"versions": {"python": "3"}}}), flush=True)'
 ORDER = Order(1, 1, first_number=0, turns=1)
@@ -96,6 +96,21 @@ def test_a_python_without_the_peer_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "peer").exists()
 
 
+def test_a_given_python_may_be_named_from_this_folder_or_by_its_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = tmp_path / "environment/bin"
+    environment.mkdir(parents=True)
+    (tmp_path / "real").write_text(f"#!/bin/sh\n[ $(basename $0) = python ] && echo {VERSION}\n")
+    (tmp_path / "real").chmod(0o700)
+    python = environment / "python"
+    python.symlink_to(tmp_path / "real")
+    monkeypatch.chdir(tmp_path)
+    assert peer_python(tmp_path / "peer", Path("environment/bin/python")) == python
+    monkeypatch.setenv("PATH", str(environment), prepend=os.pathsep)
+    assert peer_python(tmp_path / "peer", Path("python")) == python
+
+
 def test_the_peers_driver_has_its_plugin_and_no_stubs_of_ours_on_its_path(tmp_path: Path) -> None:
     paths = side(tmp_path, name=PEER)._variables()["PYTHONPATH"]
     assert "protos" not in paths
@@ -108,8 +123,20 @@ async def test_our_driver_plays_keeps_and_fetches(tmp_path: Path, monkeypatch: p
     workload = Workload("tiny", Shape(2, 8, layers=2, top_k=2), 4, ours=8, peer=8)
     async with open_subject(workload) as subject:
         assert len(set(subject.processes)) == 3
+        kept: list[Any] = []
+        finish = subject.finish
+
+        async def finish_and_tell(*, fetch: bool) -> None:
+            kept.extend(subject._references)
+            await finish(fetch=fetch)
+
+        monkeypatch.setattr(subject, "finish", finish_and_tell)
         for number, fetch in enumerate((False, True)):
             figures = await play(Order(8, 4, first_number=number * 8, turns=2, fetch=fetch), subject, notes)
             assert all(figures[f"{name}_cpu_ms"] for name in ("client", "broker", "worker"))
             assert figures["deltas_per_s"]
+            assert len(kept) == 8 * (number + 1)
+            for reference in kept:
+                with pytest.raises(ArraysNotFoundError):
+                    await subject._trainer.fetch(reference)
     assert not any(psutil.pid_exists(pid) for pid in (subject.processes.broker, *subject.processes.workers))

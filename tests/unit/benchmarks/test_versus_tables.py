@@ -11,7 +11,8 @@ from benchmarks.versus.bars import BARS, Bar, Kind
 from benchmarks.versus.cancels import cancel_plan
 from benchmarks.versus.figures import FIGURES, Results, Spread
 from benchmarks.versus.report import report
-from benchmarks.versus.workloads import FETCHED, OURS, PEER, WORKLOADS
+from benchmarks.versus.why import why
+from benchmarks.versus.workloads import FETCHED, OURS, PEER, SETTLED, WORKLOADS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -100,9 +101,11 @@ def test_each_bar_is_of_a_figure_and_a_side_that_there_are() -> None:
 def test_the_report_says_what_was_measured_and_what_was_not() -> None:
     text = written(results([100.0, 120.0], [10.0, 10.0]))
     assert "| episodes/s | 110 (100 to 120) | 10 (10 to 10) | 11x (10 to 12) |" in text
-    assert "| small | episodes/s | at least 8x | 11x (10 to 12) | met |" in text
-    assert "| small | bytes on the client's hop, an episode | at most 0.7x |  | **not measured** |" in text
-    assert "| bytes on the client's hop, an episode | - | - | - |" in text
+    assert "| small | episodes/s | at least 8x | 11x (10 to 12) | met |  |" in text
+    hop = "bytes on the client's hop"
+    assert f"| small | {hop}, received, an episode | at most 0.7x |  | **not measured** | `ss` is" in text
+    assert f"| {hop}, received, an episode | - | - | - |" in text
+    assert f"| {hop}, sent, an episode | - | - | - |" in text
     assert "\n| envtrio | python 3.11 |\n" in text
     assert "![" in text
     assert "event-loop lag in the client, p50" not in text
@@ -115,7 +118,7 @@ def test_arrays_are_reported_with_and_without_fetching_them() -> None:
     text = written(made)
     cells = ("240 (240 to 240)", "100 (100 to 100)", "20 (20 to 20)", "12x (12 to 12)", "5x (5 to 5)")
     assert f"| episodes/s | {' | '.join(cells)} |" in text
-    assert "| r3-16 (fetched) | episodes/s | at least 5x | 5x (5 to 5) | met |" in text
+    assert "| r3-16 (fetched) | episodes/s | at least 5x | 5x (5 to 5) | met |  |" in text
 
 
 def test_half_of_the_runs_are_cancelled_and_the_same_for_both_sides() -> None:
@@ -142,3 +145,83 @@ def test_a_try_has_as_many_at_once() -> None:
         assert tried.shape == workload.shape
         assert all(workload.concurrency <= tried.episodes(side) for side in (OURS, PEER))
         assert all(tried.episodes(side) <= workload.episodes(side) for side in (OURS, PEER))
+
+
+def both(ours: dict[str, float | None], peer: dict[str, float | None], workload: str = "small") -> Results:
+    made = Results(WORKLOADS[workload])
+    made.add(OURS, ours)
+    made.add(PEER, peer)
+    return made
+
+
+def test_what_the_ratios_rest_on_is_told_of_each_workload() -> None:
+    joins = both(
+        {"deltas_per_episode": 3.5, "delta_cpu_us": 300.0, "episodes_per_s": 900.0},
+        {"deltas_per_episode": 11.0, "delta_cpu_us": 600.0, "episodes_per_s": 300.0},
+    )
+    alike = both(
+        {"deltas_per_episode": 1.0}, {"deltas_per_episode": 1.05, "delta_cpu_us": 9.0}, "small-joined"
+    )
+    text = written(joins, alike)
+    assert "| small | 4 times | 3.5 | 11 | no, 0.318x | 300 | 600 | 0.5x | 3x |" in text
+    assert "| small-joined | never | 1 | 1.05 | yes | - | 9 | - | - |" in text
+    assert "a turn waits 150 ms" in text
+    assert "10 turns x 200 tokens, never giving way between turns; 64 at once" in text
+    lines = text.splitlines()
+    header = lines.index(next(line for line in lines if line.startswith("| workload | gives way")))
+    assert lines[header + 1] == "|" + " --- |" * (lines[header].count("|") - 1)
+
+
+def test_the_joined_workload_is_small_but_for_giving_way_and_has_no_bars() -> None:
+    joined, small = WORKLOADS["small-joined"], WORKLOADS["small"]
+    assert replace(joined.shape, yields=SETTLED) == small.shape
+    assert {shape.yields for shape in (one.shape for one in WORKLOADS.values() if one != joined)} == {SETTLED}
+    assert not [bar for bar in BARS if bar.workload == joined.name]
+
+
+@pytest.mark.parametrize(
+    ("bar", "ours", "peer", "told"),
+    [
+        pytest.param(
+            FASTER,
+            [{"episodes_per_s": 500.0, "client_cpu_ms": 0.5, "broker_cpu_ms": 0.2, "worker_cpu_ms": 1.9}],
+            [{"episodes_per_s": 100.0}],
+            "of a CPU took client 25%, broker 10%, worker 95%",
+            id="who-is-busy",
+        ),
+        pytest.param(
+            CHEAPER,
+            [{"client_cpu_ms": 3.0, "deltas_per_episode": 5.0}],
+            [{"client_cpu_ms": 6.0, "deltas_per_episode": 10.0}],
+            "0.5x the deltas, 1x the CPU of each",
+            id="the-two-factors",
+        ),
+        pytest.param(
+            Bar("small", "lag_max_ms", Kind.AT_MOST, 0.1),
+            [{"lag_max_ms": 8.0, "lag_p99_ms": 1.0}],
+            [{"lag_max_ms": 9.0, "lag_p99_ms": 7.0}],
+            "p99 is 1 ms, the peer's 7 ms",
+            id="the-other-stalls",
+        ),
+        pytest.param(
+            SMALL_ENOUGH,
+            [{"broker_mb": 79.0}, {"broker_mb": 90.0}, {"broker_mb": 91.0}],
+            [{}],
+            "met in 1 of 3 rounds",
+            id="not-always",
+        ),
+        pytest.param(
+            FASTER, [{"episodes_per_s": 9.0}], ["crashed"], "the peer's rounds failed", id="no-peer"
+        ),
+        pytest.param(FASTER, [{"episodes_per_s": 9.0}], [{"episodes_per_s": 1.0}], "", id="met"),
+        pytest.param(FASTER, ["crashed"], [{"episodes_per_s": 1.0}], "", id="failed"),
+    ],
+)
+def test_what_the_rounds_tell_of_a_missed_bar(
+    bar: Bar, ours: list[dict[str, float | None] | str], peer: list[dict[str, float | None] | str], told: str
+) -> None:
+    made = Results(WORKLOADS["small"])
+    for side, rounds in ((OURS, ours), (PEER, peer)):
+        for result in rounds:
+            made.add(side, result)
+    assert why(made, bar) == told
