@@ -37,11 +37,11 @@ from env_client.request import (
     outcome_name,
 )
 from env_client.session import Session, part
+from env_client.side_thread import SideThread
 from env_client.statuses import env_error, translated
 from env_client.stream import EpisodeStream
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
     from types import TracebackType
     from typing import Self
 
@@ -54,8 +54,8 @@ if TYPE_CHECKING:
 class EnvClient:
     """Runs episodes on a worker or a broker. Use it as `async with EnvClient(...) as client`.
 
-    All calls belong to one event loop, in one process: make it after a fork. The arguments are what each run
-    gets that does not say otherwise.
+    All calls belong to one event loop, in one process: make it after a fork. Until it is closed it has tasks
+    of its own in that loop. The arguments are what each run gets that does not say otherwise.
 
     Args:
         target: "HOST:PORT".
@@ -95,6 +95,7 @@ class EnvClient:
         self._channel: grpc.aio.Channel | None = None
         self._lane: Lane | None = None
         self._streams: set[EpisodeStream] = set()
+        self._side = SideThread("envtrio-client")
         self._closed = False
         self._home = Home()
 
@@ -187,7 +188,7 @@ class EnvClient:
         )
         limit = self._defaults.timeout if timeout is None else checked_timeout(timeout)
         intake = Intake(request, self._courier.send, self._session)
-        return EpisodeStream(intake, lambda: self._begin(request, limit), limit, self._streams)
+        return EpisodeStream(intake, lambda: self._begin(request, limit), limit, self._streams, self._side)
 
     async def health(self, *, timeout: float = 10.0) -> str:
         """The server's health: "SERVING" when it would take a run, else "NOT_SERVING" or "UNKNOWN".
@@ -269,19 +270,21 @@ class EnvClient:
         try:
             for stream in list(self._streams):
                 stream.abandon("the client was closed")
-            parting: list[Awaitable[None]] = [asyncio.to_thread(part, self._courier, self._session, timeout)]
+            # Not by the client's own thread, which is not there in a fork, or when it is closed once more.
+            parting: list[Any] = [SideThread.once("envtrio-end", part, self._courier, self._session, timeout)]
             if self._lane is not None and not self._home.is_foreign:
                 parting.append(self._lane.close(timeout))
             await asyncio.gather(*parting)
         finally:
-            if self._channel is not None and not self._home.is_foreign:
-                await self._channel.close()
+            if not self._home.is_foreign:
+                self._side.close()
+                if self._channel is not None:
+                    await self._channel.close()
 
     def _begin(self, request: RunRequest, timeout: float | None) -> tuple[RunCall, Lane]:
         channel = self._open_channel()
         request.session_id = self._session.open()
-        if self._lane is None:
-            self._lane = Lane(channel)
+        self._lane = self._lane or Lane(channel)
         return self._lane.carry(request, timeout), self._lane
 
     def _stub(self) -> Any:

@@ -11,9 +11,11 @@ from envtrio.v1.env_service_pb2 import RunRequest, SessionOpen, SessionRequest
 from env_client.channels import RUN_METHOD, SESSION_METHOD
 from env_client.confirmations import pause_seconds
 from env_client.errors import shown_id
+from env_client.lane_end import StreamEnd
 from env_client.lane_frames import Opening
-from env_client.lane_stream import LaneStream, StreamEnd
+from env_client.lane_stream import LaneStream
 from env_client.request import PROTOCOL_GENERATION, new_request_id
+from env_client.side_thread import SideThread
 
 if TYPE_CHECKING:
     import grpc
@@ -26,8 +28,8 @@ _LOG: Final = logging.getLogger(__name__)
 # A larger request would hold up the others.
 _CARRIED_BYTES: Final = 1024 * 1024
 _OPEN_SECONDS: Final = 5.0
-# Runs would wait each time that a server is asked which lets them wait.
-_SILENT_PAUSE_SECONDS: Final = 30.0
+# For a server that has no sessions, and one that says nothing: runs wait each time that it is asked.
+_LONG_PAUSE_SECONDS: Final = 30.0
 
 
 class Lane:
@@ -52,10 +54,10 @@ class Lane:
             SESSION_METHOD, request_serializer=SessionRequest.SerializeToString, response_deserializer=None
         )
         self._open_seconds = open_seconds
+        self._side = SideThread("envtrio-lane")
         self._session_id = ""
         self._epoch = 0
         self._stream: LaneStream | None = None
-        self._is_offered = True
         self._failures = 0
         self._open_at = 0.0
 
@@ -83,23 +85,25 @@ class Lane:
         return stream.confirm(request_id) if stream is not None and stream.carries else None
 
     def forget(self, request_id: str) -> None:
-        """Nobody waits for what is said of that confirmation."""
+        """Nobody waits for what is said of that confirmation; it is not sent, unless it has left."""
         if self._stream is not None:
             self._stream.forget(request_id)
 
     async def close(self, timeout: float) -> None:
         """Say goodbye in at most `timeout` seconds. What is carried must have been given up before."""
         stream = self._stream
-        if stream is not None:
-            try:
+        try:
+            if stream is not None:
                 await stream.part(timeout)
-            finally:
+        finally:
+            self._side.close()
+            if stream is not None:
                 stream.give_up(StreamEnd("the client was closed"))
                 await stream.join()
 
     def _stream_for_runs(self) -> LaneStream | None:
         if self._stream is None:
-            if not self._is_offered or asyncio.get_running_loop().time() < self._open_at:
+            if asyncio.get_running_loop().time() < self._open_at:
                 return None
             self._stream = self._open_stream()
         return self._stream if self._stream.takes_runs else None
@@ -112,7 +116,12 @@ class Lane:
             session_id=self._session_id, epoch=self._epoch, protocol_generation=PROTOCOL_GENERATION
         )
         return LaneStream(
-            self._session_method(), opening, self._open_seconds, self._hand_on, self._stream_ended
+            self._session_method(),
+            opening,
+            self._open_seconds,
+            self._side,
+            self._hand_on,
+            self._stream_ended,
         )
 
     def _by_run(self, request: RunRequest, timeout: float | None) -> RunCall:
@@ -133,11 +142,12 @@ class Lane:
         self._failures += 1
         pause = pause_seconds(self._failures)
         if end.error is not None:
-            # Where the first frame cannot be sent because the call has ended, gRPC hides this in an INTERNAL
-            # of its own: then it is said the next time.
-            self._is_offered = end.error.code != "UNIMPLEMENTED"
             pause = max(pause, end.error.retry_after or 0.0)
+            # Where the first frame cannot be sent because the call has ended, gRPC hides this in an INTERNAL
+            # of its own: then it is said the next time. A server may be followed by one that has sessions.
+            if end.error.code == "UNIMPLEMENTED":
+                pause = max(pause, _LONG_PAUSE_SECONDS)
         elif not end.is_torn:
-            pause = _SILENT_PAUSE_SECONDS
+            pause = _LONG_PAUSE_SECONDS
         self._open_at = asyncio.get_running_loop().time() + pause
         _LOG.debug("lane=%s: not open, runs travel by Run for %.2f s: %s", shown, pause, end.why)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -94,14 +94,19 @@ class Outbox:
     def __init__(self) -> None:
         # An opening, credit in bytes, or _LEAVE.
         self._due: dict[int, Opening | int] = {}
-        self._confirms: deque[str] = deque()
+        # A set that keeps its order: only the keys count.
+        self._confirms: dict[str, None] = {}
 
     def __len__(self) -> int:
         return len(self._due) + len(self._confirms)
 
     def confirm(self, request_id: str) -> None:
         """Confirm an episode. Its run is over, so this too is one frame a run."""
-        self._confirms.append(request_id)
+        self._confirms[request_id] = None
+
+    def withdraw(self, request_id: str) -> None:
+        """Nobody wants that confirmation any more: it is not sent, unless it has left."""
+        self._confirms.pop(request_id, None)
 
     def open(self, number: int, opening: Opening) -> None:
         """Tell the server of a run; `number` is more than any before."""
@@ -152,9 +157,11 @@ class Outbox:
         return message
 
     def _confirmations(self) -> SessionRequest:
-        count = min(len(self._confirms), MAX_BATCH)
+        batch = list(itertools.islice(self._confirms, MAX_BATCH))
+        for request_id in batch:
+            del self._confirms[request_id]
         message = SessionRequest()
-        message.confirm.request_ids.extend([self._confirms.popleft() for _ in range(count)])
+        message.confirm.request_ids.extend(batch)
         return message
 
 

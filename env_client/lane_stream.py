@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import grpc
@@ -18,6 +17,7 @@ from envtrio.v1.env_service_pb2 import (
 from google.protobuf.message import DecodeError
 
 from env_client.errors import shown_id
+from env_client.lane_end import StreamEnd
 from env_client.lane_frames import Opening, Outbox, RunStatus, decoded
 from env_client.lane_run import LaneRun
 from env_client.statuses import env_error
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from env_client.confirmations import Verdict
-    from env_client.errors import EnvError
     from env_client.lane_frames import Frame
+    from env_client.side_thread import SideThread
 
 _T = TypeVar("_T")
 
@@ -36,36 +36,23 @@ _LOG: Final = logging.getLogger(__name__)
 
 CAPABILITY: Final = "session-runs"
 _JOIN_SECONDS: Final = 1.0
+# In which a loop that stood still comes to what the server had sent it meanwhile.
+_MOMENT_SECONDS: Final = 0.5
 _BIG_BYTES: Final = 1024 * 1024  # Decoding more than this is not done on the event loop.
-
-
-@dataclass(frozen=True, slots=True)
-class StreamEnd:
-    """Why a stream is over.
-
-    Attributes:
-        why: for people.
-        code: what that is to a run that it carried.
-        error: what the server or gRPC said; None where neither did.
-        is_torn: whether its tasks were cancelled, as happens when an event loop is torn down.
-    """
-
-    why: str
-    code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE
-    error: EnvError | None = None
-    is_torn: bool = False
 
 
 class LaneStream:
     """A Session stream of the running event loop; a task reads it, a task writes it.
 
     Runs that come before the server has opened it wait for that. If it turns out that it carries no runs, or
-    cannot be opened, they are handed on; if it breaks, they end with that.
+    cannot be opened, they are handed on; if it breaks, they end with that, and those that were never sent are
+    handed on.
 
     Args:
         call: the call, whose requests are SessionRequests, and whose responses come serialized.
         opening: the first frame.
         open_seconds: how long the server may take to open it.
+        side: decodes big messages, and has nothing else to do: all runs wait for it.
         hand_on: sends a run that it does not carry in another way.
         ended: called once, when the stream is over.
     """
@@ -75,12 +62,14 @@ class LaneStream:
         call: grpc.aio.StreamStreamCall[SessionRequest, bytes],
         opening: SessionOpen,
         open_seconds: float,
+        side: SideThread,
         hand_on: Callable[[LaneRun, Opening], object],
         ended: Callable[[LaneStream, StreamEnd], object],
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._call = call
         self._opening = opening
+        self._side = side
         self._hand_on = hand_on
         self._ended = ended
         self._runs: dict[int, LaneRun] = {}
@@ -92,7 +81,7 @@ class LaneStream:
         self._carries = False
         self._is_parting = False
         self._given_up: StreamEnd | None = None
-        self._patience = self._loop.call_later(open_seconds, self._lose_patience, open_seconds)
+        self._patience = self._loop.call_later(open_seconds, self._look_again, open_seconds)
         self._writer = _quiet(self._loop.create_task(self._write(), name="envtrio-lane-writer"))
         self._reader = _quiet(self._loop.create_task(self._read(), name="envtrio-lane-reader"))
         self._writer.add_done_callback(self._written)
@@ -146,14 +135,15 @@ class LaneStream:
         return answer
 
     def forget(self, request_id: str) -> None:
-        """Nobody waits for what is said of that confirmation."""
+        """Nobody waits for what is said of that confirmation; it is not sent, unless it has left."""
         self._answers.pop(request_id, None)
+        self._outbox.withdraw(request_id)
 
     async def part(self, timeout: float) -> None:
         """Say goodbye, and wait at most `timeout` seconds for the server to end it. No run comes any more."""
+        self._is_parting = True
         if self._opened is None:
             return
-        self._is_parting = True
         self._news.set()
         await asyncio.wait([self._reader], timeout=timeout)
 
@@ -165,6 +155,10 @@ class LaneStream:
         """End it at once. Idempotent."""
         self._given_up = self._given_up or end
         self._call.cancel()
+
+    def _look_again(self, open_seconds: float) -> None:
+        # Where the loop stood still, this timer comes before what the server had said in time.
+        self._patience = self._loop.call_later(_MOMENT_SECONDS, self._lose_patience, open_seconds)
 
     def _lose_patience(self, open_seconds: float) -> None:
         self.give_up(StreamEnd(f"the server did not open it within {open_seconds} s"))
@@ -190,7 +184,7 @@ class LaneStream:
         message: Any = await self._call.read()
         if message is grpc.aio.EOF:
             return None
-        return await asyncio.to_thread(decoded, message) if len(message) > _BIG_BYTES else decoded(message)
+        return await self._side.do(decoded, message) if len(message) > _BIG_BYTES else decoded(message)
 
     def _take(self, frames: list[Frame]) -> None:
         for number, content in frames:
@@ -239,7 +233,7 @@ class LaneStream:
             await self._call.write(SessionRequest(goodbye=SessionGoodbye()))
             await self._call.done_writing()
         except (grpc.RpcError, asyncio.InvalidStateError):
-            pass  # It is over; the reader hears why.
+            pass  # The call is over; the reader hears why.
 
     async def _next_request(self) -> SessionRequest | None:
         """What is due, once there is something; None: only the goodbye."""
@@ -252,16 +246,21 @@ class LaneStream:
             await self._news.wait()
 
     def _written(self, writer: asyncio.Task[None]) -> None:
-        if not writer.cancelled() and (error := writer.exception()) is not None:
+        if writer.cancelled():
+            self.give_up(StreamEnd("its task was cancelled", is_torn=True))
+        elif (error := writer.exception()) is not None:
             _LOG.error("lane=%s: cannot be written", shown_id(self._opening.session_id), exc_info=error)
             self.give_up(StreamEnd(f"it cannot be written: {error}", grpc.StatusCode.INTERNAL))
+        elif not self._is_parting:
+            # Changes nothing where the call is over. Else its runs would wait for what is never sent.
+            self.give_up(StreamEnd("nothing more can be sent in it"))
 
     def _over(self, reader: asyncio.Task[StreamEnd]) -> None:
         end = self._end_of(reader)
         self._patience.cancel()
         self._writer.cancel()
         self._call.cancel()
-        if self._opened is None and not end.is_torn:
+        if not (end.is_torn or self._is_parting):
             self._hand_all_on()
         self._ended(self, end)
         status = RunStatus(end.code.value[0], f"the stream that carried this run broke: {end.why}")

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from env_client.lane import Lane
     from env_client.lane_run import RunCall
     from env_client.session_driver import Settlement
+    from env_client.side_thread import SideThread
 
     OnDelta: TypeAlias = Callable[[TraceDelta], Awaitable[object] | object]
 
@@ -44,6 +45,7 @@ class EpisodeStream:
         begin: sends the request; returns the call, and the lane that may confirm the delivery.
         timeout: seconds from entering the context until the episode must have been delivered; None: no limit.
         entered: holds the stream while its context is entered, so that closing the client can end it.
+        side: does what is too big for the event loop.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class EpisodeStream:
         begin: Callable[[], tuple[RunCall, Lane]],
         timeout: float | None,
         entered: MutableSet[EpisodeStream],
+        side: SideThread,
     ) -> None:
         self._intake = intake
         self._begin = begin
@@ -59,6 +62,7 @@ class EpisodeStream:
         self._lane: Lane | None = None
         self._timeout = timeout
         self._entered = entered
+        self._side = side
         self._deadline: float | None = None
         self._landed: deque[TraceDelta] = deque()
         self._failed: BaseException | None = None
@@ -165,12 +169,12 @@ class EpisodeStream:
             raise self._intake.ended(error, self._timeout) from error
         if data is grpc.aio.EOF:
             conclude = self._intake.conclude
-            episode = await asyncio.to_thread(conclude) if self._intake.is_big else conclude()
+            episode = await self._side.do(conclude) if self._intake.is_big else conclude()
             self._check_deadline()
             self._intake.deliver(episode, await self._confirmed())
             return None
         if len(data) > BIG_BYTES:
-            return await asyncio.to_thread(self._intake.take, data)
+            return await self._side.do(self._intake.take, data)
         return self._intake.take(data)
 
     async def _confirmed(self) -> Settlement:

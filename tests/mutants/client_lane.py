@@ -10,11 +10,15 @@ LANE: Final = "env_client/lane.py"
 STREAM: Final = "env_client/lane_stream.py"
 RUN: Final = "env_client/lane_run.py"
 FRAMES: Final = "env_client/lane_frames.py"
+CLIENT: Final = "env_client/client.py"
+EPISODE: Final = "env_client/stream.py"
 LANE_TESTS: Final = "tests/unit/client/test_client_lane.py"
 OPENS_TESTS: Final = "tests/unit/client/test_client_lane_opens.py"
 ENDS_TESTS: Final = "tests/unit/client/test_client_lane_ends.py"
 RUN_TESTS: Final = "tests/unit/client/test_client_lane_run.py"
 FRAMES_TESTS: Final = "tests/unit/client/test_client_lane_frames.py"
+STREAM_TESTS: Final = "tests/unit/client/test_client_lane_stream.py"
+FULL_TESTS: Final = "tests/unit/client/test_client_full_executor.py"
 
 CLIENT_LANE: Final = (
     Mutant(
@@ -34,8 +38,8 @@ CLIENT_LANE: Final = (
     Mutant(
         "lane: runs that are handed on as the loop is torn down",
         STREAM,
-        "        if self._opened is None and not end.is_torn:",
-        "        if self._opened is None:",
+        "        if not (end.is_torn or self._is_parting):",
+        "        if not self._is_parting:",
         (f"{ENDS_TESTS}::test_tasks_that_are_cancelled_before_they_began",),
     ),
     Mutant(
@@ -100,5 +104,92 @@ CLIENT_LANE: Final = (
         "            del self._due[number]\n        else:",
         "            self._due[number] = _LEAVE\n        else:",
         (f"{FRAMES_TESTS}::test_of_a_run_that_is_left_nothing_else_is_said",),
+    ),
+    Mutant(
+        "lane: runs that are handed on as the client is closed",
+        STREAM,
+        "        if not (end.is_torn or self._is_parting):",
+        "        if not end.is_torn:",
+        (
+            f"{STREAM_TESTS}::test_nothing_is_handed_on_by_who_is_closed",
+            f"{OPENS_TESTS}::test_a_lane_that_is_closed_while_it_is_opened_sends_nothing",
+        ),
+    ),
+    Mutant(
+        "lane: a run that was never sent ends with the stream",
+        STREAM,
+        "        if not (end.is_torn or self._is_parting):",
+        "        if self._opened is None and not end.is_torn:",
+        (f"{STREAM_TESTS}::test_when_it_breaks_what_was_never_sent_is_handed_on",),
+    ),
+    Mutant(
+        "lane: a writer that was cancelled leaves its runs waiting",
+        STREAM,
+        "        if writer.cancelled():\n            self.give_up(",
+        "        if writer.cancelled():\n            repr(",
+        (f"{STREAM_TESTS}::test_when_its_writer_is_cancelled_its_runs_end",),
+    ),
+    Mutant(
+        "lane: a writer that has ended leaves its runs waiting",
+        STREAM,
+        "        elif not self._is_parting:",
+        "        elif False:",
+        (f"{STREAM_TESTS}::test_when_its_writer_ends_its_runs_end",),
+    ),
+    Mutant(
+        "lane: a server is given up whose word had come",
+        STREAM,
+        "self._loop.call_later(open_seconds, self._look_again, open_seconds)",
+        "self._loop.call_later(open_seconds, self._lose_patience, open_seconds)",
+        (f"{STREAM_TESTS}::test_a_loop_that_stood_still_hears_what_was_said_in_time",),
+    ),
+    Mutant(
+        "lane: a server without sessions is never asked again",
+        LANE,
+        "                pause = max(pause, _LONG_PAUSE_SECONDS)",
+        '                pause = float("inf")',
+        (f"{OPENS_TESTS}::test_a_server_that_has_no_sessions_may_have_them_later",),
+    ),
+    Mutant(
+        "lane: a server without sessions is asked again and again",
+        LANE,
+        "                pause = max(pause, _LONG_PAUSE_SECONDS)",
+        "                pass",
+        (f"{OPENS_TESTS}::test_a_server_that_has_no_sessions_may_have_them_later",),
+    ),
+    Mutant(
+        "lane: a confirmation that nobody wants is sent",
+        STREAM,
+        "        self._outbox.withdraw(request_id)\n",
+        "",
+        (f"{STREAM_TESTS}::test_a_confirmation_that_nobody_wants_any_more_does_not_leave",),
+    ),
+    Mutant(
+        "lane: its reader waits for the caller's own work",
+        STREAM,
+        "await self._side.do(decoded, message)",
+        "await asyncio.to_thread(decoded, message)",
+        (f"{FULL_TESTS}::test_runs_with_big_messages_and_those_beside_them[lane]",),
+    ),
+    Mutant(
+        "a run's reader waits for the caller's own work",
+        EPISODE,
+        "await self._side.do(self._intake.take, data)",
+        "await asyncio.to_thread(self._intake.take, data)",
+        (f"{FULL_TESTS}::test_runs_with_big_messages_and_those_beside_them",),
+    ),
+    Mutant(
+        "a big episode's check waits for the caller's own work",
+        EPISODE,
+        "await self._side.do(conclude)",
+        "await asyncio.to_thread(conclude)",
+        (f"{FULL_TESTS}::test_runs_with_big_messages_and_those_beside_them",),
+    ),
+    Mutant(
+        "closing waits for the caller's own work",
+        CLIENT,
+        'SideThread.once("envtrio-end", part, ',
+        "asyncio.to_thread(part, ",
+        (f"{FULL_TESTS}::test_closing_says_what_is_owed",),
     ),
 )

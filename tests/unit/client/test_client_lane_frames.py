@@ -195,6 +195,23 @@ def test_confirmations_leave_first_and_together() -> None:
     assert outbox.next_message(0.0) is None
 
 
+def test_a_confirmation_that_is_withdrawn_is_not_sent() -> None:
+    outbox = Outbox()
+    for name in ("a", "b", "c"):
+        outbox.confirm(name)
+    for name in ("b", "b", "never asked for"):
+        outbox.withdraw(name)
+    assert len(outbox) == 2
+    message = outbox.next_message(0.0)
+    assert message is not None
+    assert list(message.confirm.request_ids) == ["a", "c"]
+    outbox.withdraw("a")  # It has left.
+    outbox.confirm("d")
+    outbox.withdraw("d")
+    assert len(outbox) == 0
+    assert outbox.next_message(0.0) is None
+
+
 @pytest.mark.parametrize("confirmations", [0, 1])
 def test_no_message_has_more_than_1024_further_frames(confirmations: int) -> None:
     outbox = Outbox()

@@ -144,6 +144,34 @@ async def test_a_server_that_says_when_to_come_again_is_believed(
             assert opened_runs(carrying) == carried
 
 
+async def test_a_server_that_has_no_sessions_may_have_them_later(
+    carrying: ScriptedService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    carrying.on_lane(LaneLine(refuse=End(grpc.StatusCode.UNIMPLEMENTED)))
+    replies(carrying, 4)
+    loop, late = asyncio.get_running_loop(), 0.0
+    real = loop.time
+    monkeypatch.setattr(loop, "time", lambda: real() + late)
+    async with EnvClient(carrying.address) as client:
+        for wait, carried in ((0.0, 0), (20.0, 0), (11.0, 1), (0.0, 2)):
+            late += wait
+            await client.run({})
+            assert opened_runs(carrying) == carried
+
+
+async def test_a_lane_that_is_closed_while_it_is_opened_sends_nothing(carrying: ScriptedService) -> None:
+    opens = threading.Event()
+    carrying.on_lane(LaneLine(opens=opens))
+    async with lane_to(carrying) as opened:
+        run = opened.carry(request(), None)
+        await until(carrying, lambda lanes: len(lanes.opens) == 1)
+        await opened.close(5.0)
+        with pytest.raises(grpc.RpcError, match="the client was closed"):
+            await run.read()
+    opens.set()
+    assert carrying.runs == []
+
+
 async def test_a_server_that_does_not_open_it_in_time(carrying: ScriptedService) -> None:
     opens = threading.Event()
     carrying.on_lane(LaneLine(opens=opens))

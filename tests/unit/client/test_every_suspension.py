@@ -49,7 +49,7 @@ async def test_cancelled(moment: Moment, sessions: bool, count: int, carries: bo
                 assert service.cancelled_ids() == []
             assert service.sessions is None or service.sessions.ends == ["goodbye"], point
     waited = " ".join(places)
-    for function in ("_next_batch", "suspend_in_callback", "_confirmed", *["to_thread"] * (count == BIG)):
+    for function in ("_next_batch", "suspend_in_callback", "_confirmed", *["SideThread.do"] * (count == BIG)):
         assert function in waited, "a place where a run waits was not tried: is the test still right?"
 
 
