@@ -10,6 +10,7 @@ from envtrio.v1 import errors_pb2
 from google.protobuf.message import DecodeError
 
 from env_worker.delta.frames import tag, varint
+from env_worker.session_bounds import MAX_MORE, check_bounds, more_in_more, too_many_more
 from env_worker.status import Refusal
 
 if TYPE_CHECKING:
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
 
     import grpc
 
-MAX_MORE: Final = 1_024
-"""Most frames in the `more` of one request."""
 BIG_MESSAGE_BYTES: Final = 256 * 1024
 """Larger messages are parsed in a thread."""
 
@@ -32,14 +31,13 @@ _DATA: Final = tag(pb.RunData.DATA_FIELD_NUMBER)
 
 
 async def read_message(context: Context) -> pb.SessionRequest | None:
-    """The next message; None at the half-close. Refusal if it cannot be decoded, where gRPC itself would say
-    UNKNOWN."""
+    """The next message; None at the half-close. Refusal if it holds more than it may, or cannot be decoded,
+    where gRPC itself would say UNKNOWN."""
     data = await context.read()
     if not isinstance(data, bytes):
         return None
-    parse = pb.SessionRequest.FromString
     try:
-        return await asyncio.to_thread(parse, data) if len(data) > BIG_MESSAGE_BYTES else parse(data)
+        return await asyncio.to_thread(_parsed, data) if len(data) > BIG_MESSAGE_BYTES else _parsed(data)
     except DecodeError as error:
         raise invalid(
             f"a message of {len(data)} bytes is no SessionRequest ({error}); check that the client was made "
@@ -51,18 +49,17 @@ def frames_of(message: pb.SessionRequest) -> Iterator[pb.SessionRequest]:
     """The message's own frame, then those in its `more`. Refusal where these may not be."""
     more = message.more
     if len(more) > MAX_MORE:
-        raise invalid(
-            f"`more` has {len(more)} frames, the limit is {MAX_MORE}; send several messages", "more"
-        )
+        raise too_many_more(len(more))
     yield message
     for frame in more:
         if frame.more:
-            raise invalid(
-                f"a frame in `more` has {len(frame.more)} in a `more` of its own; put all frames into the "
-                "message's",
-                "more",
-            )
+            raise more_in_more(len(frame.more))
         yield frame
+
+
+def _parsed(data: bytes) -> pb.SessionRequest:
+    check_bounds(data)
+    return pb.SessionRequest.FromString(data)
 
 
 def run_admitted(number: int) -> bytes:

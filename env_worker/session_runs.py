@@ -41,9 +41,10 @@ class SessionRuns:
         self._reads: Final[set[asyncio.Task[None]]] = set()
         self._reading: Final = asyncio.Semaphore(MAX_READS)
 
-    async def open(self, frame: pb.OpenRun) -> None:
-        """Open a run. Waits only while too many large requests are read. Refusal, and then nothing is opened,
-        if its number is no good; what is wrong with the run itself is said by its end."""
+    async def open(self, frame: pb.OpenRun) -> int:
+        """Open a run; the bytes of its request. Waits only while too many large requests are read. Refusal,
+        and then nothing is opened, if its number is no good; what is wrong with the run itself is said by its
+        end."""
         number = frame.run_number
         if number <= self._last:
             raise invalid(
@@ -70,6 +71,7 @@ class SessionRuns:
             task = asyncio.create_task(self._read(run, request, deadline, size))
             self._reads.add(task)
             task.add_done_callback(self._was_read)
+        return size
 
     def credit(self, frame: pb.RunCredit) -> None:
         """Allow more of a run. Refusal if it was never opened; nothing if it has ended."""

@@ -9,6 +9,7 @@ from envtrio.v1 import env_service_pb2 as pb
 
 from env_worker.domain.runs import ConfirmOutcome
 from env_worker.request import check_request_id
+from env_worker.session_bounds import MAX_CONFIRMED, too_many_confirmed
 from env_worker.session_frames import frames_of, invalid, read_message
 from env_worker.session_outbox import Outbox
 from env_worker.session_runs import SessionRuns
@@ -20,14 +21,16 @@ if TYPE_CHECKING:
     from env_worker.entrance import Entrance
     from env_worker.session_frames import Context
 
-MAX_CONFIRMED: Final = 1_024
-"""Most request_ids in one Confirm frame."""
 GOODBYE_SECONDS: Final = 0.2
 """A client ends its side of the stream right behind its goodbye; one that does not is not waited for."""
 FAREWELL_SECONDS: Final = 0.5
 """How long a client may take to read what is left when the worker ends."""
-OPENS_AT_ONCE: Final = 32
-"""After so many runs of one message were opened, others have their turn."""
+TURN: Final = 1_024
+"""After so much of one message others have their turn, counted in what it costs to confirm one id."""
+OPEN_COST: Final = TURN // 32
+"""What it costs to open a run, without its request."""
+BYTES_AT_COST: Final = 128 * 1024 // TURN
+"""So many bytes of a request cost as much as an id."""
 
 ANSWERS: Final[Mapping[ConfirmOutcome, pb.ConfirmOutcome.ValueType]] = {
     ConfirmOutcome.CONFIRMED: pb.CONFIRM_OUTCOME_CONFIRMED,
@@ -153,7 +156,7 @@ class SessionStream:
         await self._half_close(context)
 
     async def _take(self, frames: Iterator[pb.SessionRequest]) -> None:
-        opens = 0
+        done = 0
         for frame in frames:
             name = frame.WhichOneof("frame")
             if self.goodbye:
@@ -162,10 +165,7 @@ class SessionStream:
             match name:
                 case "open_run":
                     self._outbox.joins = True  # who opens runs knows `more`
-                    await self._runs.open(frame.open_run)
-                    opens += 1
-                    if not opens % OPENS_AT_ONCE:
-                        await asyncio.sleep(0)
+                    done += OPEN_COST + await self._runs.open(frame.open_run) // BYTES_AT_COST
                 case "run_credit":
                     self._runs.credit(frame.run_credit)
                 case "leave_run":
@@ -173,12 +173,16 @@ class SessionStream:
                 case "confirm":
                     answers = self._answers(frame.confirm)
                     self._outbox.put(pb.SessionResponse(confirm_answers=answers).SerializeToString())
+                    done += len(answers.answers)
                 case "goodbye":
                     self.goodbye = True
                 case "open":
                     raise invalid("a second `open`; a stream opens its session once")
                 case _:
                     raise invalid("a frame without content; send `open_run`, `confirm` or `goodbye`")
+            if done >= TURN:
+                done = 0
+                await asyncio.sleep(0)
             while self._outbox.full:
                 self._room.clear()
                 await self._room.wait()
@@ -195,10 +199,7 @@ class SessionStream:
     def _answers(self, confirm: pb.Confirm) -> pb.ConfirmAnswers:
         request_ids = confirm.request_ids
         if len(request_ids) > MAX_CONFIRMED:
-            raise invalid(
-                f"`confirm` has {len(request_ids)} request_ids, the limit is {MAX_CONFIRMED}; send several",
-                "confirm.request_ids",
-            )
+            raise too_many_confirmed(len(request_ids))
         for request_id in request_ids:  # all of them first: a frame counts as a whole or not at all
             try:
                 check_request_id(request_id)

@@ -65,6 +65,4 @@ def _not_finite(text: str) -> NoReturn:
     raise ValueError(f"the number {text[:80]} is not finite, expected one that a double holds")
 
 
-_DECODER: Final = json.JSONDecoder(
-    object_pairs_hook=_unique, parse_constant=_not_finite, parse_float=_finite
-)
+_DECODER: Final = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_not_finite, parse_float=_finite)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from envtrio.v1 import env_service_pb2 as pb
 
-from env_worker import sessions
+from env_worker import session_frames, sessions
+from env_worker.delta.frames import delimited, tag
 from tests.helpers.run_stream import RunStream
 from tests.helpers.runner_harness import SECONDS, within
 from tests.helpers.stub_client import new_id
@@ -61,7 +62,7 @@ async def test_a_stream_that_says_nothing_is_not_waited_for(monkeypatch: pytest.
 async def test_a_worker_that_ends_does_not_wait_for_a_first_frame(monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving_worker() as subject:
         reads = asyncio.Event()
-        read = sessions.read_message
+        read = session_frames.read_message
 
         async def seen(context: Any) -> pb.SessionRequest | None:
             reads.set()
@@ -198,7 +199,9 @@ async def test_bytes_that_are_no_frame_end_their_stream(size: int) -> None:
         run = stream.start(ENDLESS)
         await stream.until(lambda: run.admitted)
         # A text that is no UTF-8.
-        stream.session.call._request_serializer = lambda _: b"\x0a\x03\x0a\x01\xff" * (1 + size // 5)
+        stream.session.call._request_serializer = lambda _: delimited(
+            tag(1), delimited(tag(1), b"\xff" * size)
+        )
         await stream.session.send()
         assert await stream.status() == ("INVALID_ARGUMENT", "INVALID_REQUEST")
         assert "no SessionRequest" in (await stream.session.call.details() or "")

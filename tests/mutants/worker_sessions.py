@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from tests.mutants.mutant import Mutant
+from tests.mutants.worker_messages import WORKER_MESSAGES
 
 TABLE: Final = "env_worker/domain/sessions.py"
 SESSIONS: Final = "env_worker/sessions.py"
@@ -259,4 +260,5 @@ WORKER_SESSIONS: Final = (
         "            if False:\n                self.goodbye = False\n",
         (REFUSALS_TESTS,),
     ),
+    *WORKER_MESSAGES,
 )
