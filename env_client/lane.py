@@ -137,7 +137,10 @@ class Lane:
         shown = shown_id(self._session_id)
         if stream.was_opened:
             self._failures = 0
-            _LOG.info("lane=%s: over, opened again with the next run: %s", shown, end.why)
+            if stream.is_parting:
+                _LOG.debug("lane=%s: closed", shown)
+            else:
+                _LOG.info("lane=%s: lost, opened again with the next run: %s", shown, end.why)
             return
         self._failures += 1
         pause = pause_seconds(self._failures)

@@ -99,6 +99,11 @@ class LaneStream:
         return self._carries and not self._is_parting
 
     @property
+    def is_parting(self) -> bool:
+        """Whether the client wants no more of it."""
+        return self._is_parting
+
+    @property
     def was_opened(self) -> bool:
         """Whether the server has opened it."""
         return self._opened is not None

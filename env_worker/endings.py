@@ -27,7 +27,10 @@ _ENDINGS: Final[Mapping[Event, tuple[ErrorReason.ValueType, str]]] = {
         errors_pb2.ERROR_REASON_DEADLINE,
         "its deadline passed; allow it more time, or ask for less",
     ),
-    Event.CALLER_LOST: (errors_pb2.ERROR_REASON_CALLER_LOST, "its stream broke; nothing of it is kept"),
+    Event.CALLER_LOST: (
+        errors_pb2.ERROR_REASON_CALLER_LOST,
+        "its caller left it, or its stream broke; nothing of it is kept",
+    ),
     Event.BROKEN: (errors_pb2.ERROR_REASON_CALLER_LOST, "its stream broke; nothing of it is kept"),
     Event.SEND_FAILED: (errors_pb2.ERROR_REASON_CALLER_LOST, "its stream broke; nothing of it is kept"),
     Event.SESSION_LOST: (errors_pb2.ERROR_REASON_SESSION_LOST, "its session was lost; nothing of it is kept"),

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from benchmarks.versus.bars import Bar
     from benchmarks.versus.figures import Results
 
+_LEAST_ROUNDS: Final = 3
 _HEADER: Final = """<!-- Written by `make bench`. -->
 # envtrio and verifiers, measured in one run
 
@@ -78,7 +79,10 @@ def report(
     for driver, name in ((OURS, "envtrio"), (PEER, "the peer")):
         told[name] = ", ".join(f"{package} {number}" for package, number in versions.get(driver, {}).items())
     rows = "\n".join(f"| {name} | {said} |" for name, said in told.items())
-    parts = [_HEADER.format(rounds=rounds, command=command, date=date, machine=rows), _bars(results)]
+    parts = [_HEADER.format(rounds=rounds, command=command, date=date, machine=rows)]
+    if rounds < _LEAST_ROUNDS:
+        parts.append("\n**A trial: too few rounds to judge the bars by.**\n\n")
+    parts.append(_bars(results))
     if plot is not None:
         parts.append(f"\n![Ratios to the peer of every round, with the bars]({plot})\n")
     parts.append(basis(results, PACED_SECONDS))
