@@ -96,6 +96,10 @@ class CarriedHop:
         await self._hop.send(message)
         carried.happened(PASSED, self._clock.now())
 
+    def give_up(self, *, quietly: bool) -> None:
+        """As in ClientHop."""
+        self._hop.give_up(quietly=quietly)
+
     def time_remaining(self) -> float | None:
         """As in ClientHop."""
         return self._hop.time_remaining()

@@ -37,6 +37,9 @@ class ContextHop:
         """As in ClientHop. HopBrokenError if it cannot be written: what gRPC raises then is not public."""
         await _unbroken(self._context.write(message))
 
+    def give_up(self, *, quietly: bool) -> None:
+        """As in ClientHop: what is sent is being written."""
+
     def time_remaining(self) -> float | None:
         """As in ClientHop."""
         return self._context.time_remaining()
@@ -53,7 +56,8 @@ class SessionHop:
         self._loop: Final = asyncio.get_running_loop()
         self._outlet: Final = outlet
         self._deadline: Final = None if timeout is None else self._loop.time() + timeout
-        self._admitted = False
+        self._admitted = self._given_up = self._bounded = self._drops = False
+        self._written: asyncio.Future[None] | None = None
 
     async def admitted(self) -> None:
         """As in ClientHop; once. Returns at once. HopBrokenError if the stream is over."""
@@ -77,13 +81,33 @@ class SessionHop:
                 value=len(message),
                 limit=MAX_MESSAGE_BYTES,
             )
-        written = self._loop.create_future()
-        self._outlet.send(message, written)
+        if self._given_up:
+            raise asyncio.CancelledError
+        self._drops = self._drops or (self._bounded and not self._outlet.credited)
+        if self._drops:
+            return
+        self._written = self._loop.create_future()
+        self._outlet.send(message, self._written)
         try:
-            await written
+            await self._written
         except asyncio.CancelledError:
             self._outlet.close()
             raise
+        finally:
+            self._written = None
+
+    def give_up(self, *, quietly: bool) -> None:
+        """As in ClientHop: nothing waits for the client's credit any more, nor what has yet to be begun for
+        its turn. Where a message was dropped, so are those behind it."""
+        self._bounded, self._given_up = True, self._given_up or not quietly
+        if (written := self._written) is None or not self._outlet.waits:
+            return
+        self._drops = True
+        self._outlet.close()
+        if quietly:
+            written.set_result(None)
+        else:
+            written.cancel()
 
     def time_remaining(self) -> float | None:
         """As in ClientHop."""

@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 _FRAMES_AT_ONCE: Final = 64
 """Frames that are taken before others have their turn: each may begin a run."""
+_IDS_A_FRAME: Final = 16
+"""Confirmed ids that count as one frame, new ones or not."""
 
 
 class ClientReader:
@@ -52,17 +54,21 @@ class ClientReader:
         self._table: Final = table
         self._confirmer: Final = confirmer
         self._clock: Final = clock
+        self._in_turn = 0
+        """Frames that were taken since others had their turn."""
 
     async def read_on(self, context: ServicerContext[bytes, bytes], frames: list[Frame] | None) -> None:
         """Take `frames`, which came first, and those that follow, until the client ends its side. After a
         goodbye it never returns, as there is more to tell. Refusal (INVALID_REQUEST): a frame that the
         contract does not allow, or an end without a goodbye."""
         while frames is not None:
-            for number, frame in enumerate(frames, 1):
+            for frame in frames:
                 if self._stream.full:
                     await self._stream.room()
                 await self._take(frame)
-                if number % _FRAMES_AT_ONCE == 0:
+                self._in_turn += 1
+                if self._in_turn >= _FRAMES_AT_ONCE:
+                    self._in_turn = 0
                     await asyncio.sleep(0)
             frames = await read(context)
         if not self._stream.goodbye:
@@ -102,6 +108,7 @@ class ClientReader:
                 value=len(request_ids),
                 limit=MAX_FRAME_IDS,
             )
+        self._in_turn += len(request_ids) // _IDS_A_FRAME
         for request_id in request_ids:
             try:
                 check_request_id(request_id)

@@ -7,11 +7,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from env_broker.client_hop import HopBrokenError, SessionHop
+from env_broker.held_request import HeldRequest
 from env_broker.session_frames import invalid
-from env_broker.status import DETAILS_KEY, Refusal
+from env_broker.status import DETAILS_KEY, Refusal, short
 
 if TYPE_CHECKING:
-    from env_broker.held_request import HeldRequest
     from env_broker.run_carrier import RunCarrier
     from env_broker.session_frames import Opening
     from env_broker.session_outbox import Outbox, Outlet
@@ -21,11 +21,20 @@ if TYPE_CHECKING:
 class _Run:
     """A run and the task that carries it."""
 
-    __slots__ = ("left", "outlet", "task", "timer")
+    __slots__ = ("_request", "begun", "left", "name", "outlet", "task", "timer")
 
-    def __init__(self, outlet: Outlet, task: asyncio.Task[Refusal | PassedOn | None]) -> None:
+    def __init__(
+        self, outlet: Outlet, request: HeldRequest | Refusal, carrier: RunCarrier, timeout: float | None
+    ) -> None:
         self.outlet: Final = outlet
-        self.task: Final = task
+        self.name: Final = (
+            f"number {outlet.number}" if isinstance(request, Refusal) else short(request.request_id)
+        )
+        """As messages name it."""
+        self.begun = False
+        """Whether its task came to run."""
+        self._request: HeldRequest | Refusal | None = request
+        self.task: Final = asyncio.create_task(carrier.carry(self._read, SessionHop(outlet, timeout)))
         self.timer: asyncio.TimerHandle | None = None
         self.left: Refusal | None = None
         """Why its task was cancelled."""
@@ -35,6 +44,15 @@ class _Run:
         if self.left is None:
             self.left = because
             self.task.cancel()
+
+    async def _read(self) -> HeldRequest:
+        """What the carrier asks for first; once."""
+        self.begun = True
+        request, self._request = self._request, None
+        if isinstance(request, HeldRequest):
+            return request
+        assert request is not None
+        raise request
 
 
 class ClientRuns:
@@ -65,13 +83,11 @@ class ClientRuns:
             )
         self._last = number
         outlet = self._outbox.outlet(number, opening.credit)
-        hop = SessionHop(outlet, opening.timeout)
-        task = asyncio.create_task(self._carrier.carry(partial(_request, opening.request), hop))
-        run = self._runs[number] = _Run(outlet, task)
+        run = self._runs[number] = _Run(outlet, opening.request, self._carrier, opening.timeout)
         if opening.timeout is not None:
             late = partial(self._late, run, opening.timeout)
             run.timer = asyncio.get_running_loop().call_later(opening.timeout, late)
-        task.add_done_callback(partial(self._ended, run))
+        run.task.add_done_callback(partial(self._ended, run))
 
     def credit(self, number: int, credit: int) -> None:
         """The client takes more of a run. Refusal (INVALID_REQUEST) if there never was such a run."""
@@ -84,8 +100,8 @@ class ClientRuns:
             run.leave(
                 Refusal(
                     "CALLER_LOST",
-                    f"run {number} was left by its client, so its episode is not kept; send it again under a "
-                    "new request_id if it is wanted after all",
+                    f"run {run.name} was left by its client, so its episode is not kept; send it again under "
+                    "a new request_id if it is wanted after all",
                 )
             )
 
@@ -115,7 +131,7 @@ class ClientRuns:
         run.leave(
             Refusal(
                 "DEADLINE",
-                f"run {run.outlet.number} took longer than its deadline of {timeout:g} s; allow it more time",
+                f"run {run.name} took longer than its deadline of {timeout:g} s; allow it more time",
                 value=timeout,
             )
         )
@@ -124,16 +140,12 @@ class ClientRuns:
         del self._runs[run.outlet.number]
         if run.timer is not None:
             run.timer.cancel()
+        if not run.begun:
+            self._carrier.left_at_once()
         if task.cancelled():
             _tell(run.outlet, run.left or Refusal("CALLER_LOST", "the run was left by the broker; report it"))
         elif not isinstance(task.exception(), HopBrokenError):
             _tell(run.outlet, task.result())
-
-
-async def _request(request: HeldRequest | Refusal) -> HeldRequest:
-    if isinstance(request, Refusal):
-        raise request
-    return request
 
 
 def _tell(outlet: Outlet, status: Refusal | PassedOn | None) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from env_broker.route import ConfirmOutcome, InvalidRequestIdError
 from env_broker.routes import RETENTION_MARGIN_SECONDS
+from env_broker.session_names import SessionNames
 from env_broker.worker_session import WorkerSession
 
 if TYPE_CHECKING:
@@ -50,9 +49,7 @@ class Confirmer:
         self._routes: Final = routes
         self._links: Final = links
         self._clock: Final = clock
-        # Not the broker's instance, which everyone may know: whoever knows it can take the session over.
-        self._session_id: Final = uuid.uuid4().hex
-        self._epochs: Final = itertools.count(1)
+        self._names: Final = SessionNames()
         self._sessions: dict[WorkerLink, WorkerSession] = {}
         # In the order in which they were asked.
         self._asked: dict[str, _Asked] = {}
@@ -115,8 +112,7 @@ class Confirmer:
         if link not in self._sessions:
             self._sessions[link] = WorkerSession(
                 link,
-                session_id=self._session_id,
-                epochs=self._epochs,
+                names=self._names,
                 clock=self._clock,
                 heard=self._heard,
                 lost=lambda session: self._lost(link, session),

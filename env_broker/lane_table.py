@@ -105,10 +105,13 @@ class LaneTable(Carrier):
         for run in carried:
             run.broke(code, details)
         for run in unsent:
-            if fall_back:
-                run.fall_back()
-            else:
+            if not fall_back:
                 run.broke(code, details)
+                continue
+            try:
+                run.fall_back()
+            except Exception as error:  # as gRPC raises where the channel was closed; the others wait yet
+                run.broke(code, f"{details}; and by Run: {type(error).__name__}: {error}")
 
     def _frame(self, run: LaneRun) -> bytes:
         """What the worker is to hear of that run."""

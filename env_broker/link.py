@@ -9,8 +9,9 @@ import grpc.aio
 from envtrio.v1 import env_service_pb2
 
 from env_broker.channel_options import CHANNEL_OPTIONS
+from env_broker.session_names import SessionNames
 from env_broker.worker_call import RunCall
-from env_broker.worker_lane import LaneNames, WorkerLane
+from env_broker.worker_lane import WorkerLane
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
         DescribeResponse,
         EnvironmentDescription,
         SessionRequest,
-        SessionResponse,
     )
 
     from env_broker.held_request import HeldRequest
@@ -47,7 +47,7 @@ class WorkerLink:
         worker: its place in the pool.
         local_slot: which of the broker's own workers it is; empty for any other.
         descriptions: what it says of its environments.
-        lane_names: what the broker calls its lanes.
+        lane_names: what the sessions of the broker's lanes are called.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class WorkerLink:
         *,
         local_slot: str = "",
         descriptions: Sequence[EnvironmentDescription] = (),
-        lane_names: LaneNames | None = None,
+        lane_names: SessionNames | None = None,
     ) -> None:
         self.worker: Final = worker
         self.local_slot = local_slot
@@ -84,19 +84,19 @@ class WorkerLink:
                 response_deserializer=env_service_pb2.DescribeResponse.FromString,
             )
         )
-        self._session: Final[grpc.aio.StreamStreamMultiCallable[SessionRequest, SessionResponse]] = (
+        # What it answers is looked at before it is decoded, and large messages are decoded in a thread.
+        self._session: Final[grpc.aio.StreamStreamMultiCallable[SessionRequest, bytes]] = (
             self._channel.stream_stream(
                 "/envtrio.v1.EnvService/Session",
                 request_serializer=env_service_pb2.SessionRequest.SerializeToString,
-                response_deserializer=env_service_pb2.SessionResponse.FromString,
             )
         )
-        # Its messages are made of bytes, and large ones are decoded elsewhere.
+        # So are the lane's, and what it sends is made of bytes.
         lane: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = self._channel.stream_stream(
             "/envtrio.v1.EnvService/Session"
         )
         self.lane: Final = WorkerLane(
-            self.name, worker.instance, lane_names or LaneNames(), stream=lane, by_run=self._by_run
+            self.name, worker.instance, lane_names or SessionNames(), stream=lane, by_run=self._by_run
         )
 
     @property
@@ -140,7 +140,7 @@ class WorkerLink:
         while (state := self._channel.get_state()) is grpc.ChannelConnectivity.READY:
             await self._channel.wait_for_state_change(state)
 
-    def session(self) -> grpc.aio.StreamStreamCall[SessionRequest, SessionResponse]:
+    def session(self) -> grpc.aio.StreamStreamCall[SessionRequest, bytes]:
         """Start a session's stream. The caller cancels the call."""
         return self._session()
 

@@ -18,9 +18,9 @@ from env_broker.hello import Hello, check_hello
 from env_broker.link import WorkerLink
 from env_broker.pool import PoolFullError
 from env_broker.registration import Registration
+from env_broker.session_names import SessionNames
 from env_broker.status import Refusal, short
 from env_broker.tasks import first_of
-from env_broker.worker_lane import LaneNames
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -92,7 +92,7 @@ class Registry(RegistryServiceServicer):
         self._on_lost: Final = on_lost
         self._registrations: dict[str, Registration] = {}
         self._given_up: Final = GivenUp()
-        self._lane_names: Final = LaneNames()
+        self._lane_names: Final = SessionNames()
         self._adoption: Final = Adoption(
             pool=pool,
             routes=routes,

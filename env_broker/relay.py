@@ -45,7 +45,15 @@ class ClientHop(Protocol):
         """Tell the caller that a worker has admitted the run."""
 
     async def send(self, message: bytes) -> None:
-        """Return when the message was written. Raises what the transport raises when the hop broke."""
+        """Return when the message was written. Raises what the transport raises when the hop broke, and
+        CancelledError when it was given up."""
+
+    def give_up(self, *, quietly: bool) -> None:
+        """The run has ended: what is not being written yet need not be. Synchronous.
+
+        Args:
+            quietly: `send` drops it and returns, as its worker says how the run ended; else it raises.
+        """
 
     def time_remaining(self) -> float | None:
         """Seconds until the caller's deadline; None without one."""
@@ -207,7 +215,7 @@ class Relay:
 
     async def _relay(self, link: WorkerLink, request: HeldRequest, hop: ClientHop) -> None:
         request_id = request.request_id
-        leg = self._legs[request_id] = RunLeg(link.run(request, hop.time_remaining()), self._clock)
+        leg = self._legs[request_id] = RunLeg(link.run(request, hop.time_remaining()), hop, self._clock)
         link.legs.add(leg)
         settled = relayed = False
         try:
@@ -248,7 +256,7 @@ class Relay:
             # Whatever ended the run here, its worker may count it as running, or its reply as delivered.
             if not settled and not leg.lost:
                 self._routes.cut(request_id, self._clock.now(), self._window(link))
-                self._canceller.tell(request_id, "the stream broke at the broker")
+                self._canceller.tell(request_id, "its caller or its stream is gone")
 
     def _window(self, link: WorkerLink) -> float:
         return max(self._pool.late_cancel_seconds, link.worker.late_cancel_seconds)

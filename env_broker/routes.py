@@ -66,9 +66,9 @@ class RouteTable(RouteMemory):
         return False
 
     def place(self, request_id: str, worker: str) -> bool:
-        """The run goes to `worker`. False: it was cancelled first, and must not be sent."""
+        """The run goes to `worker`. False: it, or its session, was ended first, and it must not be sent."""
         route = self.get(request_id)
-        if route is None:
+        if route is None or route.cancelled:
             return False
         route.expect(RouteState.QUEUED, "place")
         route.state, route.worker = RouteState.PLACED, worker

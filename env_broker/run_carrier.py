@@ -33,6 +33,11 @@ class RunCarrier:
         self._counters: Final = counters
         self._expect: Final = expect
 
+    def left_at_once(self) -> None:
+        """A run ended before `carry` began: it came all the same."""
+        self._counters.add(RUNS)
+        self._counters.add(CANCELLED)
+
     async def carry(
         self, read: Callable[[], Awaitable[HeldRequest]], hop: ClientHop
     ) -> Refusal | PassedOn | None:

@@ -10,6 +10,7 @@ from env_broker.link import Leg
 if TYPE_CHECKING:
     from env_broker.clock import Clock
     from env_broker.held_request import HeldRequest
+    from env_broker.relay import ClientHop
     from env_broker.worker_call import WorkerCall
 
 UNREAD_SECONDS: Final = 5.0
@@ -21,11 +22,12 @@ SETTLED_SECONDS: Final = 1.0
 class RunLeg(Leg):
     """A run's call to its worker, and the task that carries it to the client; made in that task."""
 
-    def __init__(self, call: WorkerCall, clock: Clock) -> None:
+    def __init__(self, call: WorkerCall, hop: ClientHop, clock: Clock) -> None:
         self.call: Final = call
         self.taken_back = False
         self.stopped = False
         self.lost = False
+        self._hop: Final = hop
         self._clock: Final = clock
         self._carrier: Final = asyncio.current_task()
         self._waiting: asyncio.Task[None] | None = None
@@ -39,18 +41,18 @@ class RunLeg(Leg):
     def worker_lost(self) -> None:
         self.lost = True
         self.call.cancel()
-        self._bound()
+        self._bound(quietly=False)
 
     def stop(self) -> None:
         """End the run: the broker stops."""
         self.stopped = True
         self.call.cancel()
-        self._bound()
+        self._bound(quietly=False)
 
     def take_back(self) -> None:
         """The worker has answered a Cancel, and ends the run by itself."""
         self.taken_back = True
-        self._bound()
+        self._bound(quietly=True)
 
     def cancelled(self) -> bool:
         """Whether somebody else wants its task to end: the client's hop broke, or its deadline passed.
@@ -71,8 +73,10 @@ class RunLeg(Leg):
         if self._waiting is not None:
             self._waiting.cancel()
 
-    def _bound(self) -> None:
-        """The run has ended, but its client may never read the message that is being written."""
+    def _bound(self, *, quietly: bool) -> None:
+        """The run has ended, but its client may never read the message that is being written, nor give credit
+        for the one that waits."""
+        self._hop.give_up(quietly=quietly)
         if self._waiting is None:
             self._waiting = asyncio.create_task(self._interrupt())
 

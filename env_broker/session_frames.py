@@ -12,14 +12,13 @@ from google.protobuf.message import DecodeError
 from env_broker.channel_options import MEBIBYTE
 from env_broker.held_request import HeldRequest
 from env_broker.hello import check_generation
+from env_broker.session_bounds import MAX_MORE, REQUEST, BoundsError
 from env_broker.status import Refusal
 
 if TYPE_CHECKING:
     from envtrio.v1.env_service_pb2 import OpenRun, RunRequest
     from grpc.aio import ServicerContext
 
-MAX_MORE: Final = 1_024
-"""Most frames in one message, behind its first."""
 BIG_MESSAGE_BYTES: Final = 1024 * 1024
 """Larger messages are parsed in a thread."""
 MAX_REQUEST_BYTES: Final = MEBIBYTE
@@ -52,9 +51,13 @@ async def read(context: ServicerContext[bytes, bytes]) -> list[Frame] | None:
 
 
 def unfolded(data: bytes) -> list[Frame]:
-    """A message's frames: its first, and those in its `more`. Refusal (INVALID_REQUEST): it is malformed."""
+    """A message's frames: its first, and those in its `more`. Refusal (INVALID_REQUEST): it is malformed, or
+    holds too much, which is seen before it is parsed."""
     try:
+        REQUEST.check(data)
         first = SessionRequest.FromString(data)
+    except BoundsError as error:
+        raise invalid(str(error), error.field, **error.counts) from None
     except DecodeError as error:
         raise invalid(f"a frame cannot be decoded ({error}); use the stubs of envtrio.v1", "frame") from None
     if len(first.more) > MAX_MORE:

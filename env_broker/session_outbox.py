@@ -107,6 +107,16 @@ class Outlet:
         return _RUN_DATA + _varint(len(head) + len(data)) + head, data
 
     @property
+    def credited(self) -> bool:
+        """Whether a message may be sent now."""
+        return self._credit > 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether a message was sent that is not being written yet."""
+        return self._data is not None
+
+    @property
     def size(self) -> int:
         """For the outbox: bytes of the message that is due."""
         return len(self._data or b"")

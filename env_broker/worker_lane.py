@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
-import uuid
 from typing import TYPE_CHECKING, Final
 
 import grpc.aio
-from envtrio.v1.env_service_pb2 import SessionOpen, SessionOpened, SessionRequest, SessionResponse
-from google.protobuf.message import DecodeError
+from envtrio.v1.env_service_pb2 import SessionOpen, SessionOpened, SessionRequest
 
 from env_broker.channel_options import MEBIBYTE
 from env_broker.hello import PROTOCOL_GENERATION
@@ -18,11 +15,13 @@ from env_broker.lane_run import LaneRun
 from env_broker.lane_table import LaneFaultError, LaneTable
 from env_broker.status import short
 from env_broker.tasks import background, first_of
+from env_broker.worker_messages import UnreadableError, parsed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from env_broker.held_request import HeldRequest
+    from env_broker.session_names import SessionNames
     from env_broker.worker_call import WorkerCall
 
     StreamCall = grpc.aio.StreamStreamCall[bytes, bytes]
@@ -36,22 +35,6 @@ OPEN_SECONDS: Final = 5.0
 """How long a worker may take to open the stream, while runs wait for it."""
 PAUSE_SECONDS: Final = 5.0
 """How long runs go by Run, when it could not be opened, before it is tried again."""
-
-_BIG_BYTES: Final = 1024 * 1024
-"""Messages over this are parsed in a thread."""
-
-
-class LaneNames:
-    """What a broker calls its lanes: one session at each worker, which no run has, and epochs that grow also
-    when a worker comes back. Not the broker's instance, which everyone may know."""
-
-    def __init__(self) -> None:
-        self.session_id: Final = uuid.uuid4().hex
-        self._epochs: Final = itertools.count(1)
-
-    def next_epoch(self) -> int:
-        """For the next stream."""
-        return next(self._epochs)
 
 
 class _NotOpenedError(Exception):
@@ -72,6 +55,7 @@ class WorkerLane:
     Args:
         worker: the worker, as logs name it.
         instance: the worker's instance.
+        names: what the sessions of all lanes are called.
         stream: starts the call of a Session, in bytes.
         by_run: sends a run by a call of its own, with seconds until its deadline.
     """
@@ -80,7 +64,7 @@ class WorkerLane:
         self,
         worker: str,
         instance: str,
-        names: LaneNames,
+        names: SessionNames,
         *,
         stream: Callable[[], StreamCall],
         by_run: Callable[[HeldRequest, float | None], WorkerCall],
@@ -131,8 +115,9 @@ class WorkerLane:
     async def _hold(self, table: LaneTable, wake: asyncio.Event) -> None:
         """Hold one stream, from its opening to its end."""
         opened, fall_back, reason = False, True, "a fault of the broker itself"
-        call = self._stream()
+        call: StreamCall | None = None
         try:
+            call = self._stream()
             await self._open(call)
             opened, reason = True, "the worker ended it"
             await first_of(_write(call, table, wake), _read(call, table))
@@ -140,7 +125,7 @@ class WorkerLane:
             fall_back, reason = False, str(error)
         except grpc.aio.AioRpcError as error:
             reason = f"{error.code().name}: {error.details()}"
-        except (LaneFaultError, _NotOpenedError) as error:
+        except (LaneFaultError, UnreadableError, _NotOpenedError) as error:
             reason = str(error)
         except asyncio.InvalidStateError as error:  # what writing to a call that has ended raises
             reason = str(error)
@@ -150,13 +135,14 @@ class WorkerLane:
                 raise
             reason = "CANCELLED"  # it was not we who were cancelled
         finally:
-            call.cancel()
+            if call is not None:
+                call.cancel()
             if self._table is table:
                 self._ended(table, reason, opened=opened, fall_back=fall_back)
 
     async def _open(self, call: StreamCall) -> None:
         frame = SessionOpen(
-            session_id=self._names.session_id,
+            session_id=self._names.session_id(self._instance),
             epoch=self._names.next_epoch(),
             protocol_generation=PROTOCOL_GENERATION,
         )
@@ -166,7 +152,7 @@ class WorkerLane:
                 first = await call.read()
         except TimeoutError:
             raise _NotOpenedError(f"it was not opened within {OPEN_SECONDS:g} s") from None
-        opened = _parsed(first).opened if isinstance(first, bytes) else SessionOpened()
+        opened = (await parsed(first)).opened if isinstance(first, bytes) else SessionOpened()
         if CAPABILITY not in opened.capabilities:
             raise _NotOpenedError(f"it was not opened with the capability {CAPABILITY}")
         if opened.instance != self._instance:
@@ -196,11 +182,4 @@ async def _write(call: StreamCall, table: LaneTable, wake: asyncio.Event) -> Non
 async def _read(call: StreamCall, table: LaneTable) -> None:
     """Hand out what comes, to the end of the stream."""
     while isinstance(data := await call.read(), bytes):
-        table.take(_parsed(data) if len(data) <= _BIG_BYTES else await asyncio.to_thread(_parsed, data))
-
-
-def _parsed(data: bytes) -> SessionResponse:
-    try:
-        return SessionResponse.FromString(data)
-    except DecodeError as error:
-        raise LaneFaultError(f"a message of {len(data)} bytes is no SessionResponse ({error})") from None
+        table.take(await parsed(data))

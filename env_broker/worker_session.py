@@ -15,17 +15,19 @@ from env_broker.link import Leg
 from env_broker.route import ConfirmOutcome
 from env_broker.status import short
 from env_broker.tasks import background, first_of
+from env_broker.worker_messages import UnreadableError, parsed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
-    from envtrio.v1.env_service_pb2 import ConfirmAnswer, SessionRequest, SessionResponse
+    from envtrio.v1.env_service_pb2 import ConfirmAnswer, SessionRequest
     from grpc.aio import StreamStreamCall
 
     from env_broker.clock import Clock
     from env_broker.link import WorkerLink
+    from env_broker.session_names import SessionNames
 
-    SessionCall = StreamStreamCall[SessionRequest, SessionResponse]
+    SessionCall = StreamStreamCall[SessionRequest, bytes]
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +51,7 @@ class WorkerSession(Leg):
     There is no answer but the worker's.
 
     Args:
-        session_id: the broker's own, which no run has.
-        epochs: the next stream's epoch; shared by all workers, so that it grows also when one comes back.
+        names: what such sessions are called.
         heard: called with itself and each answer.
         lost: called when the worker is lost.
     """
@@ -59,15 +60,13 @@ class WorkerSession(Leg):
         self,
         link: WorkerLink,
         *,
-        session_id: str,
-        epochs: Iterator[int],
+        names: SessionNames,
         clock: Clock,
         heard: Callable[[WorkerSession, str, ConfirmOutcome], None],
         lost: Callable[[WorkerSession], None],
     ) -> None:
         self.link: Final = link
-        self._session_id: Final = session_id
-        self._epochs: Final = epochs
+        self._names: Final = names
         self._clock: Final = clock
         self._heard: Final = heard
         self._lost: Final = lost
@@ -126,6 +125,8 @@ class WorkerSession(Leg):
                 await first_of(self._send(call), self._receive(call))
         except grpc.aio.AioRpcError as error:
             reason = f"{error.code().name}: {error.details()}"
+        except UnreadableError as error:
+            reason = str(error)
         except asyncio.InvalidStateError as error:  # what writing to a call that has ended raises
             reason = str(error)
         except asyncio.CancelledError:
@@ -146,11 +147,13 @@ class WorkerSession(Leg):
 
     async def _open(self, call: SessionCall) -> bool:
         frame = env_service_pb2.SessionOpen(
-            session_id=self._session_id, epoch=next(self._epochs), protocol_generation=PROTOCOL_GENERATION
+            session_id=self._names.session_id(self.link.worker.instance),
+            epoch=self._names.next_epoch(),
+            protocol_generation=PROTOCOL_GENERATION,
         )
         await call.write(env_service_pb2.SessionRequest(open=frame))
         first = await call.read()
-        return isinstance(first, env_service_pb2.SessionResponse) and first.HasField("opened")
+        return isinstance(first, bytes) and (await parsed(first)).HasField("opened")
 
     async def _send(self, call: SessionCall) -> None:
         """Send what is asked; what comes while a frame is being written goes with the next one."""
@@ -168,7 +171,8 @@ class WorkerSession(Leg):
         await asyncio.Event().wait()  # the worker's end of the stream ends this
 
     async def _receive(self, call: SessionCall) -> None:
-        while isinstance(message := await call.read(), env_service_pb2.SessionResponse):
+        while isinstance(data := await call.read(), bytes):
+            message = await parsed(data)
             for frame in (message, *message.more):
                 for answer in frame.confirm_answers.answers:
                     self._answered(answer)

@@ -6,6 +6,7 @@ import asyncio
 import sys
 from typing import Any
 
+import grpc
 import pytest
 from envtrio.v1 import env_service_pb2 as pb
 
@@ -15,7 +16,7 @@ from env_broker.held_request import HeldRequest
 from env_broker.run_leg import UNREAD_SECONDS
 from tests.helpers.clock import FakeClock
 from tests.helpers.raw_client import connected, message, run_request, until_queued
-from tests.helpers.scripted_worker import Admit, Hang, ScriptedWorker, Send, Wait
+from tests.helpers.scripted_worker import Abort, Admit, Hang, ScriptedWorker, Send, Wait, WaitCancel
 from tests.helpers.session_runs import CREDIT, start, until
 from tests.helpers.stub_client import new_id
 
@@ -55,17 +56,45 @@ async def test_a_reader_that_is_slow_costs_its_credit_and_one_message() -> None:
         assert (await client.read_all(call))[1:] == ("OK", "")
 
 
-@pytest.mark.parametrize("unread", ["the run", "the stream"])
-async def test_an_ended_run_does_not_wait_for_a_client_that_does_not_read(unread: str) -> None:
+@pytest.mark.parametrize("cause", ["worker lost", "cancelled", "cancelled, then a message", "stopped"])
+async def test_an_ended_run_does_not_wait_for_credit(cause: str) -> None:
+    """Its message is dropped at once: this clock stands still."""
+    run, clock, taken_back = new_id(), FakeClock(), asyncio.Event()
+    async with ScriptedWorker(slots=1) as worker, connected(clock) as (broker, client):
+        lease = await worker.register(broker.address)
+        late = cause.endswith("message")
+        ends = Abort(grpc.StatusCode.CANCELLED, "CANCEL_REQUESTED") if "cancelled" in cause else Hang()
+        before = [Wait(taken_back)] if late else []
+        behind = [WaitCancel()] if "cancelled" in cause else []
+        worker.script(run, Admit(), *before, Send(message("a")), *behind, ends)
+        call = start(client.runs, run, credit=0)
+        await call.initial_metadata()
+        [stream] = broker.sessions._streams.values()
+        [outlet] = stream.outbox._outlets
+        await until(lambda: late or outlet.waits)
+        if cause == "worker lost":
+            await lease.close()
+        elif cause == "stopped":
+            broker.relay.stop()
+        else:
+            assert await client.cancel(run) == "ABORTED"
+            taken_back.set()
+        ended = ("CANCELLED", "CANCEL_REQUESTED") if "cancelled" in cause else ("UNAVAILABLE", "WORKER_LOST")
+        assert await client.read_all(call) == ([], *ended)
+        assert call.frames == ["run_admitted", "end_run"]
+        await asyncio.wait_for(broker.relay.idle(), SECONDS)
+        await worker.until(lambda: worker.runs[run].ended)
+
+
+async def test_an_ended_run_does_not_wait_for_long_for_a_client_that_does_not_read() -> None:
     run, other, clock = new_id(), new_id(), FakeClock()
     async with connected(clock) as (broker, client), ScriptedWorker(slots=1) as worker:
         lease = await worker.register(broker.address)
         worker.script(run, Admit(), Send(bytes(48 * MIB)), Hang())
         runs = client.runs
-        call = start(runs, run, credit=0 if unread == "the run" else CREDIT)
+        call = start(runs, run)
         await call.initial_metadata()
-        if unread == "the stream":
-            runs.reading.clear()
+        runs.reading.clear()
         await worker.until(lambda: worker.runs[run].sent)
         [leg] = broker.relay._legs.values()
         await lease.close()

@@ -9,12 +9,13 @@ import grpc
 import pytest
 from envtrio.v1 import env_service_pb2 as pb
 
-from env_broker import worker_lane
 from env_broker.held_request import HeldRequest
 from env_broker.lane_run import CREDIT_BYTES
-from env_broker.lane_table import LaneFaultError
 from env_broker.link import WorkerLink
 from env_broker.pool import Worker
+from env_broker.session_names import SessionNames
+from env_broker.worker_lane import WorkerLane
+from env_broker.worker_messages import UnreadableError, parsed
 from tests.helpers.lane_scenes import by_the_lane, ends, started
 from tests.helpers.raw_client import connected, run_request
 from tests.helpers.scripted_worker import Admit, Hang, ScriptedWorker, Send, Wait
@@ -60,10 +61,11 @@ async def test_the_lane_to_another_worker_is_undisturbed() -> None:
             call.cancel()
         await two.until(lambda: all(run.ended for run in two.runs.values()))
         first, second = one.sessions.opens[0], two.sessions.opens[0]
-        assert (first.session_id, first.epoch < second.epoch) == (second.session_id, True)
+        assert first.session_id != second.session_id, "or one could take over the other's"
+        assert first.epoch < second.epoch
 
 
-@pytest.mark.parametrize("how", ["unknown run", "flood", "long status", "too large"])
+@pytest.mark.parametrize("how", ["unknown run", "flood", "long status", "too many", "too large"])
 async def test_a_worker_that_sends_nonsense_loses_its_lane(
     how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -78,6 +80,8 @@ async def test_a_worker_that_sends_nonsense_loses_its_lane(
             await stream.send(more=more)
         elif how == "long status":
             await stream.send(end_run=pb.EndRun(run_number=1, code=1, message="x" * 10_000))
+        elif how == "too many":
+            await stream.send(more=[pb.SessionResponse()] * 9_000)
         else:
             sending = asyncio.create_task(
                 stream.send(run_data=pb.RunData(run_number=1, data=bytes(66 * MIB)))
@@ -87,6 +91,7 @@ async def test_a_worker_that_sends_nonsense_loses_its_lane(
             "unknown run": "run number 7 was never opened",
             "flood": "came without credit",
             "long status": "10000 bytes",
+            "too many": "more has 1025 frames or more, the limit is 1024",
             "too large": "RESOURCE_EXHAUSTED",
         }
         assert said[how] in caplog.text
@@ -131,9 +136,37 @@ async def test_a_link_that_is_lost_or_closed_ends_its_lane(at_once: bool) -> Non
         await worker.until(lambda: worker.runs[held.request_id].ended)
 
 
+async def test_a_lane_whose_stream_cannot_be_started_leaves_no_run_waiting(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    went: list[str] = []
+
+    def stream() -> Any:
+        raise RuntimeError("the channel is closed")
+
+    def by_run(held: HeldRequest, _: float | None) -> Any:
+        went.append(held.request_id)
+        return Called()
+
+    class Called:
+        async def admitted(self) -> bool:
+            return True
+
+    data = run_request(new_id())
+    held = HeldRequest(pb.RunRequest.FromString(data), data)
+    lane = WorkerLane("w", "f" * 32, SessionNames(), stream=stream, by_run=by_run)
+    lane.offered = True
+    run = lane.start(held, None)
+    assert await asyncio.wait_for(run.admitted(), SECONDS)
+    assert went == [held.request_id]
+    assert not lane.takes(held), "for a while"
+    await lane.close()
+    assert "the channel is closed" in caplog.text
+
+
 async def test_bytes_that_are_no_message_are_named() -> None:
-    with pytest.raises(LaneFaultError, match="a message of 3 bytes is no SessionResponse"):
-        worker_lane._parsed(b"\xff\xff\xff")
+    with pytest.raises(UnreadableError, match="a message of 3 bytes is no SessionResponse"):
+        await parsed(b"\xff\xff\xff")
 
 
 async def test_no_run_goes_to_another_process_at_the_address() -> None:

@@ -56,6 +56,9 @@ class RecordingHop:
         await asyncio.sleep(0)
         self.taken.append(data)
 
+    def give_up(self, *, quietly: bool) -> None:
+        """Nothing waits."""
+
     def time_remaining(self) -> float | None:
         return 20.0
 

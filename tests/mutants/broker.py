@@ -87,7 +87,7 @@ BROKER: Final = (
     Mutant(
         "the relay does not cancel what broke",
         RELAY,
-        '                self._canceller.tell(request_id, "the stream broke at the broker")\n',
+        '                self._canceller.tell(request_id, "its caller or its stream is gone")\n',
         "",
         (f"{CANCEL_TESTS}::test_a_reply_that_passed_without_its_status_is_taken_back",),
     ),

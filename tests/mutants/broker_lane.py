@@ -14,6 +14,7 @@ TABLE_TESTS: Final = "tests/unit/broker/test_lane_table.py"
 MACHINE: Final = "tests/property/test_lane_table_machine.py"
 LANE_TESTS: Final = "tests/integration/test_broker_worker_lane.py"
 ENDS_TESTS: Final = "tests/integration/test_broker_worker_lane_ends.py"
+BOUNDS_TESTS: Final = "tests/unit/broker/test_session_bounds.py"
 
 BROKER_LANE: Final = (
     Mutant(
@@ -40,8 +41,8 @@ BROKER_LANE: Final = (
     Mutant(
         "lane: what was never sent is lost with the stream",
         TABLE,
-        "            if fall_back:\n",
-        "            if fall_back and run.number:\n",
+        "            if not fall_back:\n",
+        "            if not fall_back or not run.number:\n",
         (TABLE_TESTS, MACHINE),
     ),
     Mutant(
@@ -113,6 +114,27 @@ BROKER_LANE: Final = (
         "            and len(request.data) <= MAX_REQUEST_BYTES\n",
         "",
         (f"{LANE_TESTS}::test_a_large_request_goes_by_itself",),
+    ),
+    Mutant(
+        "lane: what a worker sends is parsed whatever it holds",
+        "env_broker/worker_messages.py",
+        "        RESPONSE.check(data)\n",
+        "",
+        (f"{BOUNDS_TESTS}::test_a_workers_message_is_bounded_likewise",),
+    ),
+    Mutant(
+        "lane: one that cannot fall back leaves the others waiting",
+        TABLE,
+        "            except Exception as error:  #",
+        "            except ZeroDivisionError as error:  #",
+        (TABLE_TESTS,),
+    ),
+    Mutant(
+        "lane: all workers have one session",
+        "env_broker/session_names.py",
+        "hashlib.blake2b(instance.encode(), key",
+        "hashlib.blake2b(key",
+        ("tests/unit/broker/test_session_names.py", ENDS_TESTS),
     ),
     Mutant(
         "lane: it outlives its worker",

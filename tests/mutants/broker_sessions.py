@@ -19,6 +19,7 @@ RUNS_TESTS: Final = "tests/integration/test_broker_session_runs.py"
 BOUNDS_TESTS: Final = "tests/integration/test_broker_session_bounds.py"
 CLIENT_RUNS_TESTS: Final = "tests/unit/broker/test_client_runs.py"
 OUTBOX_TESTS: Final = "tests/unit/broker/test_session_outbox.py"
+BOUNDS_OF_MESSAGES: Final = "tests/unit/broker/test_session_bounds.py"
 
 BROKER_SESSIONS: Final = (
     Mutant(
@@ -181,7 +182,7 @@ BROKER_SESSIONS: Final = (
     Mutant(
         "broker: a reply counts before it was written",
         "env_broker/client_hop.py",
-        "            await written\n",
+        "            await self._written\n",
         "            await asyncio.sleep(0)\n",
         (f"{BOUNDS_TESTS}::test_a_reply_counts_for_the_worker_only_when_its_client_was_written_to",),
     ),
@@ -221,10 +222,66 @@ BROKER_SESSIONS: Final = (
         (f"{BOUNDS_TESTS}::test_a_client_that_reads_nothing_cannot_make_the_broker_grow",),
     ),
     Mutant(
+        "broker: what a client sends is parsed whatever it holds",
+        "env_broker/session_frames.py",
+        "        REQUEST.check(data)\n",
+        "",
+        (BOUNDS_OF_MESSAGES,),
+    ),
+    Mutant(
+        "broker: nobody looks into further frames",
+        "env_broker/session_bounds.py",
+        "                if stop - start > _SMALL_FRAME_BYTES:\n",
+        "                if stop < start:\n",
+        (BOUNDS_OF_MESSAGES,),
+    ),
+    Mutant(
+        "broker: a message may have as many fields as it likes",
+        "env_broker/session_bounds.py",
+        "            self._seen += 1\n",
+        "",
+        (BOUNDS_OF_MESSAGES,),
+    ),
+    Mutant(
+        "broker: confirmed ids do not count",
+        "env_broker/client_reader.py",
+        "        self._in_turn += len(request_ids) // _IDS_A_FRAME\n",
+        "",
+        ("tests/unit/broker/test_client_reader.py",),
+    ),
+    Mutant(
+        "broker: a run that has ended waits for credit",
+        "env_broker/run_leg.py",
+        "        self._hop.give_up(quietly=quietly)\n",
+        "",
+        (f"{BOUNDS_TESTS}::test_an_ended_run_does_not_wait_for_credit",),
+    ),
+    Mutant(
+        "broker: behind what was dropped comes what was not",
+        "env_broker/client_hop.py",
+        "        self._drops = True\n        self._outlet.close()\n",
+        "        self._outlet.close()\n",
+        (f"{CLIENT_RUNS_TESTS}::test_a_hop_that_is_given_up_drops_what_waits_and_not_what_is_being_written",),
+    ),
+    Mutant(
+        "broker: a run that was left at once was never there",
+        RUNS,
+        "            self._carrier.left_at_once()\n",
+        "            pass\n",
+        (CLIENT_RUNS_TESTS,),
+    ),
+    Mutant(
+        "broker: a run that waits is placed for a lost session",
+        ROUTES,
+        "        if route is None or route.cancelled:\n            return False\n",
+        "        if route is None:\n            return False\n",
+        (f"{ROUTES_TESTS}::test_a_run_that_waits_is_not_placed_when_its_session_is_lost",),
+    ),
+    Mutant(
         "broker: what a run wanted to send stays when it has ended",
         "env_broker/client_hop.py",
-        "            self._outlet.close()\n",
-        "            pass\n",
+        "        except asyncio.CancelledError:\n            self._outlet.close()\n",
+        "        except asyncio.CancelledError:\n            pass\n",
         (f"{CLIENT_RUNS_TESTS}::test_a_hop_that_is_cancelled_keeps_nothing_of_its_message",),
     ),
 )

@@ -89,6 +89,7 @@ class BrokerSessionsMachine(RoutesMachine):
 
     @rule(seconds=st.sampled_from([0.0, 1.0, GRACE]), cancels=ways)
     def graces_run_out(self, seconds: float, cancels: list[str]) -> None:
+        self.note_what_is_over()  # a rule of several steps has not, and it was over before
         self.now += seconds
         due = {n for n, c in self.clients.items() if c.lost_at is not None and c.lost_at <= self.now}
         lost = self.sessions.lost(self.now)
@@ -110,8 +111,9 @@ class BrokerSessionsMachine(RoutesMachine):
         for run in runs:
             self.records[run].insists = True
             self.own_cancel(run, cancels[IDS.index(run)])
-        for record in self.records.values():
-            if record.owed and not record.insists and record.worker not in self.away:
+        for name, record in self.records.items():
+            # What the table has forgotten is owed no more: a full one does not take it up again.
+            if record.owed and not record.insists and record.worker not in self.away and self.known(name):
                 self.nothing_is_left(record)
 
     @rule(request_id=ids, way=st.sampled_from(WAYS))

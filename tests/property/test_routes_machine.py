@@ -121,8 +121,11 @@ class RoutesMachine(RuleBasedStateMachine):
         if record is None or worker in self.away:
             return
         assert record.answer is None, "broke: what was cancelled is not placed"
-        assert not record.cancel_sent, "broke: what was cancelled elsewhere is not placed"
-        assert self.table.place(request_id, worker)
+        placed = self.table.place(request_id, worker)
+        assert placed is not record.cancel_sent, "broke: what was cancelled elsewhere is not placed"
+        if not placed:
+            self.run_ends_without_a_reply(request_id)
+            return
         record.worker = worker
         record.held = Held.LIVE if arrives else Held.UNSEEN
 
@@ -317,12 +320,15 @@ class RoutesMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([1.0, WINDOW / 2, RETAINED, 2 * WINDOW]))
     def time_passes(self, seconds: float) -> None:
         self.note_what_is_over()
+        retained = [name for name in IDS if self.table.get(name) is not None]
         self.now += seconds
         self.remembered = {name: ends for name, ends in self.remembered.items() if self.now < ends}
         self.table.expire(self.now)
         for name in IDS:
             route = self.table.get(name)
             assert route is None or route.open or self.now < route.until
+            if route is None and name in retained and self.records[name].insists:
+                self.records[name].owed = False  # no try has reached its worker in time
         self.note_what_is_over()
 
     @invariant()

@@ -17,7 +17,7 @@ from env_broker.held_request import HeldRequest
 from env_broker.run_carrier import RunCarrier
 from env_broker.session_frames import Opening
 from env_broker.session_outbox import Outbox
-from env_broker.status import DETAILS_KEY, Refusal, error_reason
+from env_broker.status import DETAILS_KEY, Refusal, error_reason, short
 from env_broker.worker_cancel import PassedOn
 
 if TYPE_CHECKING:
@@ -159,6 +159,8 @@ async def test_a_run_that_is_left_is_cancelled_and_told_nothing_but_its_end(when
     await world.until(lambda: 1 in world.ends)
     assert [word for word in world.seen[before:] if word[0] == "1"] == ["1 end_run"]
     assert (world.ends[1].code, world.reason(1)) == (1, "CALLER_LOST")
+    assert f"run {short(f'{1:032x}')} was left" in world.ends[1].message
+    assert world.count(RUNS, CANCELLED) == [2, 1]
     assert world.relay.cancelled == [f"{1:032x}"] * (when != "before it began")
     world.runs.leave(1)
     world.runs.credit(1, 5)
@@ -179,7 +181,8 @@ async def test_a_deadline_ends_a_run_as_such() -> None:
     assert world.relay.hops[f"{1:032x}"].time_remaining() == 0.0
     world.runs.leave(3)
     await world.until(lambda: 3 in world.ends)
-    assert world.count(CANCELLED) == [len(world.relay.cancelled)]
+    assert world.count(RUNS, CANCELLED) == [3, 3], "also one that was over before it began"
+    assert f"run {short(f'{1:032x}')} took longer than its deadline of 0.01 s" in world.ends[1].message
 
 
 async def test_numbers_rise_and_are_those_of_runs() -> None:
@@ -241,3 +244,50 @@ async def test_a_hop_that_is_cancelled_keeps_nothing_of_its_message() -> None:
         with pytest.raises(asyncio.CancelledError):
             await sending
         assert world.outbox.message() is None
+
+
+@pytest.mark.parametrize("quietly", [False, True])
+@pytest.mark.parametrize("credit", [0, PLENTY])
+async def test_a_hop_that_is_given_up_drops_what_waits_and_not_what_is_being_written(
+    credit: int, quietly: bool
+) -> None:
+    world = World()
+    outlet = world.outbox.outlet(1, credit)
+    hop = SessionHop(outlet, None)
+    sending = asyncio.create_task(hop.send(b"a"))
+    await asyncio.sleep(0)
+    taken = world.outbox.message()
+    assert (taken is None) is (credit == 0)
+    hop.give_up(quietly=quietly)
+    await asyncio.sleep(0)
+    if taken is not None:
+        assert not sending.done()
+        world.outbox.written()
+    if taken is None and not quietly:
+        with pytest.raises(asyncio.CancelledError):
+            await sending
+    else:
+        await sending
+    outlet.allow(PLENTY)
+    if not quietly:
+        with pytest.raises(asyncio.CancelledError):
+            await hop.send(b"b")
+    elif taken is None:
+        await hop.send(b"b")
+    assert world.outbox.message() is None, "there is no gap before a message"
+
+
+async def test_what_comes_of_a_run_that_was_taken_back_needs_credit_at_once() -> None:
+    world = World()
+    hop = SessionHop(world.outbox.outlet(1, 1), None)
+    hop.give_up(quietly=True)
+    sending = asyncio.create_task(hop.send(b"a"))
+    await asyncio.sleep(0)
+    assert world.outbox.message() is not None, "it goes on to who reads it"
+    world.outbox.written()
+    await sending
+    await hop.send(b"b")
+    assert world.outbox.message() is None
+    hop.give_up(quietly=False)
+    with pytest.raises(asyncio.CancelledError):
+        await hop.send(b"c")

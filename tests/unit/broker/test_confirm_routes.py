@@ -192,3 +192,12 @@ def test_what_a_worker_that_is_lost_after_the_session_has_replied_is_cancelled_w
     assert table.adopt(A, SESSION, "w1", 3.0, replied=True, window=WINDOW)
     table.answered(A, CancelOutcome.DISCARDED, 3.0)
     assert table.cancel(A, 4.0) == answer(CancelOutcome.DISCARDED)
+
+
+def test_a_run_that_waits_is_not_placed_when_its_session_is_lost() -> None:
+    table = RouteTable()
+    assert table.queue(A, SESSION, 0.0)
+    assert table.lose_sessions({SESSION}) == [A]
+    assert not table.place(A, "w1"), "although its cancel has yet to come"
+    assert table.ended(A, 0.0)
+    assert table.cancel(A, 0.0) == answer(CancelOutcome.ABORTED)

@@ -28,9 +28,12 @@ if TYPE_CHECKING:
     from env_broker.worker_call import WorkerCall
 
 FALLEN_BACK: list[str] = []
+NO_CALL = f"{9:032x}"
 
 
 def by_run(request: HeldRequest, _: float | None) -> WorkerCall:
+    if request.request_id == NO_CALL:
+        raise RuntimeError("the channel is closed")
     FALLEN_BACK.append(request.request_id)
     return None  # type: ignore[return-value]
 
@@ -195,3 +198,17 @@ async def test_the_end_of_the_stream_ends_what_it_carried(fall_back: bool) -> No
     assert (len(lane), lane.waiting, lane.next_message()) == (0, 0, b"")
     carried.cancel()
     assert lane.waiting == 0
+
+
+async def test_a_run_that_cannot_fall_back_leaves_no_other_waiting() -> None:
+    FALLEN_BACK.clear()
+    lane = table()
+    first = run_in(lane, number=9)
+    run_in(lane, number=7)
+    waits = asyncio.create_task(first.admitted())
+    await asyncio.sleep(0)
+    lane.end(grpc.StatusCode.UNAVAILABLE, "it was not opened", fall_back=True)
+    assert [f"{7:032x}"] == FALLEN_BACK
+    assert await asyncio.wait_for(waits, 10) is False
+    with pytest.raises(grpc.aio.AioRpcError, match="not opened; and by Run: RuntimeError: the channel is"):
+        await first.read()

@@ -34,6 +34,9 @@ class Hop:
     async def send(self, message: bytes) -> None:
         raise AssertionError(f"nothing was sent, least of all {message!r}")
 
+    def give_up(self, *, quietly: bool) -> None:
+        raise AssertionError("nothing waits to be written")
+
     def time_remaining(self) -> float | None:
         return None
 

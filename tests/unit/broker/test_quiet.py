@@ -57,6 +57,9 @@ class Taking:
     async def send(self, message: bytes) -> None:
         return None
 
+    def give_up(self, *, quietly: bool) -> None:
+        raise AssertionError("nothing waits to be written")
+
     def time_remaining(self) -> float | None:
         return 7.0
 

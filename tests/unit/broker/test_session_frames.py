@@ -92,7 +92,9 @@ def test_malformed_messages_are_refused_naming_what_is_wrong() -> None:
     message.more.extend([CONFIRM] * MAX_MORE)
     assert len(unfolded(message.SerializeToString())) == MAX_MORE + 1
     message.more.add().CopyFrom(CONFIRM)
-    assert f"more has {MAX_MORE + 1} frames, the limit is {MAX_MORE}" in refused(message)
+    assert f"more has {MAX_MORE + 1} frames or more, the limit is {MAX_MORE}" in refused(message)
+    small = pb.SessionRequest(more=[pb.SessionRequest()] * 2_000)
+    assert f"more has 2000 frames, the limit is {MAX_MORE}" in refused(small)
     assert "a frame with 1 more" in refused(
         pb.SessionRequest(more=[pb.SessionRequest(leave_run=pb.LeaveRun(), more=[CONFIRM])])
     )
