@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 from envtrio.v1.env_service_pb2 import LeaveRun, OpenRun, RunCredit, SessionRequest
 
+from env_broker.framing import tag, varint
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -14,22 +16,16 @@ MAX_FRAMES: Final = 1_024
 MESSAGE_BYTES: Final = 256 * 1024
 """About how many bytes one message has; a frame that is larger goes alone."""
 
-
-def _tag(field: int) -> bytes:
-    """Of a field with a length, as messages and bytes are."""
-    return bytes([field << 3 | 2])
-
-
-_OPEN_RUN: Final = _tag(SessionRequest.OPEN_RUN_FIELD_NUMBER)
-_MORE: Final = _tag(SessionRequest.MORE_FIELD_NUMBER)
-_REQUEST: Final = _tag(OpenRun.REQUEST_FIELD_NUMBER)
+_OPEN_RUN: Final = tag(SessionRequest.OPEN_RUN_FIELD_NUMBER)
+_MORE: Final = tag(SessionRequest.MORE_FIELD_NUMBER)
+_REQUEST: Final = tag(OpenRun.REQUEST_FIELD_NUMBER)
 
 
 def open_run(number: int, request: bytes, *, credit: int, timeout_millis: int | None) -> bytes:
     """Start that run with a serialized RunRequest; absent: it has no deadline."""
     head = OpenRun(run_number=number, credit_bytes=credit, timeout_millis=timeout_millis).SerializeToString()
-    body = b"".join((head, _REQUEST, _varint(len(request)), request))
-    return b"".join((_OPEN_RUN, _varint(len(body)), body))
+    body = b"".join((head, _REQUEST, varint(len(request)), request))
+    return b"".join((_OPEN_RUN, varint(len(body)), body))
 
 
 def run_credit(number: int, credit: int) -> bytes:
@@ -49,14 +45,5 @@ def joined(frames: Sequence[bytes]) -> bytes:
         return frames[0]
     parts = [frames[0]]
     for frame in frames[1:]:
-        parts += (_MORE, _varint(len(frame)), frame)
+        parts += (_MORE, varint(len(frame)), frame)
     return b"".join(parts)
-
-
-def _varint(value: int) -> bytes:
-    encoded = bytearray()
-    while value > 0x7F:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)

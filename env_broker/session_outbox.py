@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from envtrio.v1 import env_service_pb2 as pb
 
 from env_broker.client_hop import HopBrokenError
+from env_broker.framing import tag, varint
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,11 +25,10 @@ MAX_FRAMES: Final = 1_024
 MAX_ANSWERS: Final = 1_024
 """Most answers in one frame."""
 
-_LENGTH_DELIMITED: Final = 2
-_MORE: Final = bytes([pb.SessionResponse.MORE_FIELD_NUMBER << 3 | _LENGTH_DELIMITED])
-_RUN_DATA: Final = bytes([pb.SessionResponse.RUN_DATA_FIELD_NUMBER << 3 | _LENGTH_DELIMITED])
+_MORE: Final = tag(pb.SessionResponse.MORE_FIELD_NUMBER)
+_RUN_DATA: Final = tag(pb.SessionResponse.RUN_DATA_FIELD_NUMBER)
 _NUMBER: Final = bytes([pb.RunData.RUN_NUMBER_FIELD_NUMBER << 3])
-_DATA: Final = bytes([pb.RunData.DATA_FIELD_NUMBER << 3 | _LENGTH_DELIMITED])
+_DATA: Final = tag(pb.RunData.DATA_FIELD_NUMBER)
 
 
 class Written(Protocol):
@@ -53,7 +53,7 @@ class Outlet:
     def __init__(self, outbox: Outbox, number: int, credit: int) -> None:
         self.number: Final = number
         self._outbox: Final = outbox
-        self._head: Final = _NUMBER + _varint(number) + _DATA
+        self._head: Final = _NUMBER + varint(number) + _DATA
         self._credit = credit
         self._data: bytes | None = None
         self._written: Written | None = None
@@ -103,8 +103,8 @@ class Outlet:
         data, self._data = self._data, None
         if data is None:
             return None
-        head = self._head + _varint(len(data))
-        return _RUN_DATA + _varint(len(head) + len(data)) + head, data
+        head = self._head + varint(len(data))
+        return _RUN_DATA + varint(len(head) + len(data)) + head, data
 
     @property
     def credited(self) -> bool:
@@ -200,7 +200,7 @@ class Outbox:
                 continue
             length = sum(map(len, frame))
             if frames:
-                pieces.append(_MORE + _varint(length))
+                pieces.append(_MORE + varint(length))
             pieces += frame
             frames += 1
             size += length
@@ -240,16 +240,3 @@ class Outbox:
     def gone(self, outlet: Outlet) -> None:
         """For outlets: the run has ended."""
         self._outlets.discard(outlet)
-
-
-def _varint(number: int) -> bytes:
-    if number < 0x80:
-        return bytes((number,))
-    if number < 0x4000:
-        return bytes((number & 0x7F | 0x80, number >> 7))
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from env_broker.client_hop import HopBrokenError
-from env_broker.session_outbox import MAX_ANSWERS, MAX_FRAMES, MESSAGE_BYTES, Outbox, Outlet, _varint
+from env_broker.framing import varint
+from env_broker.session_outbox import MAX_ANSWERS, MAX_FRAMES, MESSAGE_BYTES, Outbox, Outlet
 
 PLENTY = 2**40
 
@@ -201,9 +202,9 @@ def test_a_stream_that_is_over_tells_nothing_more() -> None:
 
 @given(st.integers(0, 2**64 - 1))
 def test_numbers_are_framed_as_protobuf_frames_them(number: int) -> None:
-    assert pb.RunAdmitted.FromString(b"\x08" + _varint(number)).run_number == number
+    assert pb.RunAdmitted.FromString(b"\x08" + varint(number)).run_number == number
     assert (
-        b"\x08" + _varint(number) == pb.RunAdmitted(run_number=number or 1).SerializeToString() or not number
+        b"\x08" + varint(number) == pb.RunAdmitted(run_number=number or 1).SerializeToString() or not number
     )
 
 
