@@ -43,8 +43,8 @@ CLIENT: Final = (
     Mutant(
         "an abandoned run is confirmed",
         INTAKE,
-        "            raise self.taken_back()\n        self._ticket =",
-        "            pass\n        self._ticket =",
+        "        self.check_wanted()\n        self._ticket =",
+        "        self._ticket =",
         (f"{INTAKE_TESTS}::test_a_run_that_was_abandoned_is_not_confirmed",),
     ),
     Mutant(

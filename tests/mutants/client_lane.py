@@ -18,9 +18,17 @@ ENDS_TESTS: Final = "tests/unit/client/test_client_lane_ends.py"
 RUN_TESTS: Final = "tests/unit/client/test_client_lane_run.py"
 FRAMES_TESTS: Final = "tests/unit/client/test_client_lane_frames.py"
 STREAM_TESTS: Final = "tests/unit/client/test_client_lane_stream.py"
+CONFIRMS: Final = "tests/unit/client/test_client_lane_confirms.py"
 FULL_TESTS: Final = "tests/unit/client/test_client_full_executor.py"
 
 CLIENT_LANE: Final = (
+    Mutant(
+        "lane: an abandoned run is confirmed",
+        EPISODE,
+        "        self._intake.check_wanted()\n",
+        "",
+        (f"{CONFIRMS}::test_a_run_that_was_abandoned_while_it_was_checked_is_not_confirmed",),
+    ),
     Mutant(
         "lane: a run whose stream broke has ended well",
         STREAM,

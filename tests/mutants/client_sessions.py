@@ -75,8 +75,8 @@ CLIENT_SESSIONS: Final = (
     Mutant(
         "client: UNKNOWN is final",
         DRIVER,
-        "            verdict = _VERDICTS.get(answer.outcome)",
-        "            verdict = _VERDICTS.get(answer.outcome, Verdict.UNANSWERED)",
+        "            verdict = VERDICTS.get(answer.outcome)",
+        "            verdict = VERDICTS.get(answer.outcome, Verdict.UNANSWERED)",
         (f"{SESSION_TESTS}::test_what_is_unknown_is_asked_again",),
     ),
     Mutant(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import TYPE_CHECKING
 
 import grpc
 import pytest
 from envtrio.v1 import env_service_pb2 as pb
 
-from env_client import DeliveryUncertainError, EnvClient, RunCancelledError, stream
+from env_client import DeliveryUncertainError, EnvClient, RunCancelledError, intake, stream
 from tests.helpers.deltas import episode_stream
 from tests.helpers.scripted_end import End
 from tests.helpers.scripted_lane import LaneLine
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from tests.helpers.scripted_lane import ScriptedLanes
 
 RUN = "0123456789abcdef0123456789abcdef"
+BIG = 200_000  # Tokens: more than 1 MiB a message.
 
 
 @pytest.fixture
@@ -144,4 +146,29 @@ async def test_closing_the_client_ends_the_wait(carrying: ScriptedService) -> No
         await until(carrying, lambda lanes: lanes.confirmed == [RUN])
     with pytest.raises(RunCancelledError, match="closed"):
         await run
+    assert carrying.cancelled_ids() == [RUN]
+
+
+@pytest.mark.usefixtures("patient")
+async def test_a_run_that_was_abandoned_while_it_was_checked_is_not_confirmed(
+    carrying: ScriptedService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    carrying.lanes.outcome = pb.CONFIRM_OUTCOME_CONFIRMED
+    carrying.on_run(*[Send(message) for message in episode_stream(1, count=BIG)])
+    loop = asyncio.get_running_loop()
+    checking, go_on = asyncio.Event(), threading.Event()
+
+    def slow_check(_episode: object) -> None:
+        loop.call_soon_threadsafe(checking.set)
+        assert go_on.wait(20)
+
+    monkeypatch.setattr(intake, "check_episode", slow_check)
+    async with EnvClient(carrying.address) as client, client.stream({}, request_id=RUN) as left:
+        result = asyncio.create_task(left.result())
+        await checking.wait()
+        left.abandon("nobody wants it")
+        go_on.set()
+        with pytest.raises(RunCancelledError):
+            await result
+    assert carrying.lanes.confirmed == []
     assert carrying.cancelled_ids() == [RUN]
