@@ -8,9 +8,10 @@ machine meets both.
 - `workloads`, `bars`: what is run and what is wanted, as tables
 - `banks`, `environment`, `peer_path`: the work of an episode, the same for both
 - `gauges`, `cancels`, `notes`, `load`: one round, and what is measured of it
-- `driver`, `ours_driver`, `peer_driver`: a side's process; `side`: its handle here
+- `driver`, `ours_driver`, `peer_driver`: a side's process; `ceiling`: that of our environment with no pool;
+  `side`: the handle of each here
 - `peer_home`: the peer's environment; `bench`: the rounds
-- `figures`, `basis`, `why`, `cells`, `report`, `plot`: what comes of them
+- `figures`, `basis`, `headroom`, `why`, `cells`, `report`, `plot`: what comes of them
 
 What the peer's process imports of this package is the standard library and numpy.
 """

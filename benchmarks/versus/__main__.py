@@ -26,7 +26,7 @@ from benchmarks.versus.peer_home import PeerMissing, peer_python
 from benchmarks.versus.plot import draw
 from benchmarks.versus.report import report
 from benchmarks.versus.side import ROOT
-from benchmarks.versus.workloads import OURS, PEER, WORKLOADS
+from benchmarks.versus.workloads import CEILING, OURS, PEER, WORKLOADS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,7 +57,8 @@ def main() -> int:
         return 2
     rounds = arguments.rounds or (_QUICK_ROUNDS if arguments.quick else _ROUNDS)
     where, began = machine(), time.monotonic()
-    setting = Setting(rounds, {OURS: Path(sys.executable), PEER: peer}, logs, _say)
+    ours = Path(sys.executable)
+    setting = Setting(rounds, {OURS: ours, CEILING: ours, PEER: peer}, logs, _say)
     try:
         results, versions = asyncio.run(_play(chosen, setting))
     except KeyboardInterrupt:

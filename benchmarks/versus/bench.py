@@ -1,4 +1,4 @@
-"""Plays a workload: both sides, round by round, in turns."""
+"""Plays a workload: both sides and what there is with no pool, round by round, in turns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from benchmarks.versus.figures import Results
 from benchmarks.versus.load import Order
 from benchmarks.versus.side import Side, SideFailed
-from benchmarks.versus.workloads import FETCHED, OURS, PEER
+from benchmarks.versus.workloads import CEILING, FETCHED, OURS, PEER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -50,10 +50,10 @@ class Match:
     async def play(self) -> Results:
         """All rounds of it. A side that fails has rows that say so, and is started anew for its next one."""
         try:
-            for driver in (OURS, PEER):  # both before the first round: starting is nobody's load
-                await self._start(driver)
+            for driver in (OURS, PEER, *((CEILING,) if self._workload.ceilings else ())):
+                await self._start(driver)  # all before the first round: starting is nobody's load
             for number in range(self._setting.rounds):
-                sides = self._workload.sides
+                sides = (*self._workload.sides, *self._workload.ceilings)
                 for side in sides if number % 2 == 0 else reversed(sides):
                     self.results.add(side, await self._round(number, side))
         finally:
@@ -61,7 +61,7 @@ class Match:
         return self.results
 
     async def _round(self, number: int, side: str) -> dict[str, float | None] | str:
-        driver = PEER if side == PEER else OURS
+        driver = self._driver(side)
         where = f"{self._workload.name}, round {number + 1}, {side}"
         if driver not in self._drivers:
             await self._start(driver)
@@ -89,7 +89,14 @@ class Match:
             cancel_within=workload.shape.least_seconds if workload.cancels else 0.0,
             seed=seed,
             fetch=side == FETCHED,
+            part=side if self._driver(side) == CEILING else "",
         )
+
+    def _driver(self, side: str) -> str:
+        """Which one plays that side's rounds."""
+        if side in self._workload.ceilings:
+            return CEILING
+        return PEER if side == PEER else OURS
 
     async def _start(self, driver: str) -> None:
         """Have it there and warm. One that cannot be had is not tried again: `_broken` says why."""
@@ -104,7 +111,8 @@ class Match:
             self._drivers[driver] = side, stack
             self.versions[driver] = side.versions
             warm = FETCHED if driver == OURS and self._workload.keeps else driver
-            await side.play(self._order(warm, _WARM_EPISODES, seed=0), ROUND_SECONDS)
+            for one in self._workload.ceilings if driver == CEILING else (warm,):
+                await side.play(self._order(one, _WARM_EPISODES, seed=0), ROUND_SECONDS)
         except SideFailed as error:
             self._broken[driver] = f"it did not start: {error}"
             self._setting.say(f"{self._workload.name}, {driver}: FAILED: {self._broken[driver]}")

@@ -73,7 +73,25 @@ class Results:
 
     def spread(self, side: str, figure: str) -> Spread | None:
         """Of the rounds that have it; None where none has."""
-        return Spread.of([value for value in self._values(side, figure) if value is not None])
+        return Spread.of(self.figures(side, figure))
+
+    def figures(self, side: str, figure: str) -> list[float]:
+        """Of each round that has it."""
+        return [value for value in self._values(side, figure) if value is not None]
+
+    def largest(self, side: str, figure: str) -> float | None:
+        """Of all rounds that have it; None where none has.
+
+        For the event loop's largest lag, which bars are held against by the median of the rounds' ratios, as
+        all of them are. Neither way is beyond doubt. The largest of a round depends on how long a round is:
+        of stalls that come every few seconds, as a collector's do, short rounds mostly have none, and their
+        median hides them. The largest of a run does not depend on where it is cut, and is what a user of that
+        run meets; but it is one stall of each side, has no range, grows with how long each side was looked
+        at, which is not as long for both, and one hiccup of the machine decides it. So it is no verdict: it
+        is told beside each verdict, also where it says the contrary, and the rule is not chosen by which of
+        the two is met.
+        """
+        return max(self.figures(side, figure), default=None)
 
     def ratios(self, side: str, figure: str) -> list[float]:
         """The side's to the peer's, of each round that has both; a peer's zero has no ratio."""
@@ -92,7 +110,7 @@ class Results:
     def held(self, bar: Bar) -> list[float]:
         """Of each round what the bar is held against."""
         if bar.kind is Kind.ABSOLUTE:
-            return [value for value in self._values(bar.side, bar.figure) if value is not None]
+            return self.figures(bar.side, bar.figure)
         return self.ratios(bar.side, bar.figure)
 
     def judged(self, bar: Bar) -> Spread | None:

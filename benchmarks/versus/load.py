@@ -27,7 +27,8 @@ _SHOWN_FAILURES = 3
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A round, as its driver is told: `cancel_within` is the longest time to a cancel, 0.0: none."""
+    """A round, as its driver is told: `cancel_within` is the longest time to a cancel, 0.0: none; `part` is
+    what is played with no pool, one of `Workload.ceilings`, "" with one."""
 
     episodes: int
     concurrency: int
@@ -36,6 +37,7 @@ class Order:
     cancel_within: float = 0.0
     seed: int = 0
     fetch: bool = False
+    part: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from benchmarks.versus import cells
 from benchmarks.versus.bars import BARS, EQUAL, Kind
 from benchmarks.versus.basis import basis
 from benchmarks.versus.figures import FIGURES, Spread
+from benchmarks.versus.headroom import TEXT, headroom
 from benchmarks.versus.why import why
 from benchmarks.versus.workloads import FETCHED, OURS, PACED_SECONDS, PEER
 
@@ -53,7 +54,10 @@ _NOTES: Final = """
   arrays in them. envtrio keeps them in the worker; where they are fetched, all of them are at the end of the
   round: on the same host the worker's memory is mapped, so they cross no connection. The peer's client has
   them by then, but does not read them.
-- The event loop's lag is how late a sleep of 5 ms ends. A round that is shorter sees fewer of its stalls.
+- The event loop's lag is how late a sleep of 5 ms ends. A round that is shorter sees fewer of its stalls, and
+  the peer's rounds at r3 are shorter. A bar on the largest lag is decided as any other, by the median of the
+  rounds' ratios; what the largest lag of the whole run says is told beside it, also where it says the
+  contrary. That one does not depend on how a run is cut into rounds, but is one stall of each side.
 - MB are 10**6 bytes, peak memory is what was resident in a round at most. Kept arrays are memory that no
   process has mapped until it is fetched: in the r3 workloads envtrio's worker holds, besides, what the
   heading says.
@@ -86,6 +90,7 @@ def report(
     if plot is not None:
         parts.append(f"\n![Ratios to the peer of every round, with the bars]({plot})\n")
     parts.append(basis(results, PACED_SECONDS))
+    parts.append(TEXT)
     parts += [_workload(result) for result in results]
     return "".join((*parts, _NOTES))
 
@@ -150,7 +155,7 @@ def _workload(results: Results) -> str:
         for reason, count in _counted(results.failures(side)).items():
             name = "peer" if side == PEER else names[side]
             lines.append(f"\n**{count} rounds of {name} failed**: {reason}")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n" + headroom(results)
 
 
 def _counted(reasons: Sequence[str]) -> dict[str, int]:

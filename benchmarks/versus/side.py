@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
-from benchmarks.versus.workloads import PEER
+from benchmarks.versus.workloads import CEILING, OURS, PEER
 
 if TYPE_CHECKING:
     from typing import Self
@@ -25,6 +25,13 @@ _CLOSE_SECONDS: Final = 40.0
 _KILL_SECONDS: Final = 10.0
 _LOG_TAIL: Final = 400
 _ANSWER_BYTES: Final = 2**20
+_KEEPS_ITS_MEMORY: Final = {
+    "MALLOC_MMAP_THRESHOLD_": str(2**25),
+    "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1),
+}
+"""By glibc's defaults a process gives the arrays of an episode back to the kernel, or keeps them, as chance
+lays them out: a factor of two. A ceiling has none of that cost; the pools' processes are as they are."""
+_MODULES: Final = {OURS: "ours_driver", PEER: "peer_driver", CEILING: "ceiling"}
 
 
 class SideFailed(Exception):
@@ -35,7 +42,7 @@ class Side:
     """One driver process and all that it started: `async with Side(...) as side`.
 
     Args:
-        name: what it is called, `PEER` or another.
+        name: what it is called: `OURS`, `PEER` or `CEILING`.
         workload: the name of what it plays.
         python: the interpreter that it runs under.
         log: the file that takes what it and its servers say.
@@ -52,10 +59,9 @@ class Side:
         self.versions: dict[str, str] = {}
 
     async def __aenter__(self) -> Self:
-        module = "peer_driver" if self.name == PEER else "ours_driver"
         with self._log.open("wb") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *(str(self._python), "-m", f"benchmarks.versus.{module}", self._workload),
+                *(str(self._python), "-m", f"benchmarks.versus.{_MODULES[self.name]}", self._workload),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
@@ -107,7 +113,8 @@ class Side:
 
     def _variables(self) -> dict[str, str]:
         paths = [ROOT, ROOT / "benchmarks/versus/peer_path" if self.name == PEER else ROOT / "protos"]
-        return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
+        variables = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
+        return variables | _KEEPS_ITS_MEMORY if self.name == CEILING else variables
 
     def _said(self, what: str) -> str:
         tail = self._log.read_bytes()[-_LOG_TAIL:].decode(errors="replace").strip()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from benchmarks.versus import cells
 from benchmarks.versus.bars import Kind
 from benchmarks.versus.figures import Spread
+from benchmarks.versus.headroom import reach
 from benchmarks.versus.workloads import PEER
 
 if TYPE_CHECKING:
@@ -15,15 +16,19 @@ if TYPE_CHECKING:
     from benchmarks.versus.figures import Results
 
 _PROCESSES: Final = ("client", "broker", "worker")
+_LONG_MS: Final = 100.0
 
 
 def why(results: Results, bar: Bar) -> str:
-    """What to look at; "" for a bar that is met, or of which the rounds tell no more than the table."""
-    if results.verdict(bar) == "met":
-        return ""
-    return "; ".join(
-        part for part in (_missing(results, bar), _some(results, bar), _parts(results, bar)) if part
-    )
+    """What to look at where a bar is not met; of a largest lag the whole run's, also where it is.
+
+    "" where the rounds tell no more than the table.
+    """
+    told = []
+    if results.verdict(bar) != "met":
+        told += [_missing(results, bar), _some(results, bar), reach(results, bar), *_parts(results, bar)]
+    told.append(_whole_run(results, bar))
+    return "; ".join(part for part in told if part)
 
 
 def _missing(results: Results, bar: Bar) -> str:
@@ -44,15 +49,15 @@ def _some(results: Results, bar: Bar) -> str:
     return f"met in {met} of {len(judged)} rounds" if met else ""
 
 
-def _parts(results: Results, bar: Bar) -> str:
+def _parts(results: Results, bar: Bar) -> tuple[str, ...]:
     """What the figure is made of."""
     if bar.figure == "episodes_per_s":
-        return _busy(results, bar.side)
+        return (_busy(results, bar.side),)
     if bar.figure == "lag_max_ms":
-        return _tail(results, bar)
+        return _stalls(results, bar), _tail(results, bar)
     if bar.figure.endswith("_cpu_ms") and bar.kind is not Kind.ABSOLUTE:
-        return _deltas(results, bar)
-    return ""
+        return _deltas(results, bar), _bytes(results, bar)
+    return ()
 
 
 def _busy(results: Results, side: str) -> str:
@@ -60,8 +65,33 @@ def _busy(results: Results, side: str) -> str:
     shares = [
         (name, Spread.of(results.products(side, f"{name}_cpu_ms", "episodes_per_s"))) for name in _PROCESSES
     ]
-    told = [f"{name} {share.median / 1e3:.0%}" for name, share in shares if share is not None]
-    return f"of a CPU took {', '.join(told)}" if told else ""
+    told = [(share.median / 1e3, name) for name, share in shares if share is not None]
+    if not told:
+        return ""
+    busiest = ", ".join(f"the {name} {share:.0%}" for share, name in sorted(told, reverse=True))
+    return f"in the pool {busiest} of a CPU, together {sum(share for share, _ in told):.0%}"
+
+
+def _whole_run(results: Results, bar: Bar) -> str:
+    """The largest lag of all rounds, and what it would decide: see `Results.largest`."""
+    if bar.figure != "lag_max_ms" or (ours := results.largest(bar.side, bar.figure)) is None:
+        return ""
+    told, held = f"of the whole run {cells.number(ours)} ms", ours
+    if bar.kind is not Kind.ABSOLUTE:
+        if not (peers := results.largest(PEER, bar.figure)):
+            return ""
+        held = ours / peers
+        told += f" to the peer's {cells.number(peers)} ms, {cells.number(held)}x"
+    return f"{told}: {'met' if bar.is_met_by(held) else 'missed'} by that"
+
+
+def _stalls(results: Results, bar: Bar) -> str:
+    """How many rounds had a stall that everybody notices: where few had, a median is of rounds without."""
+    told = []
+    for name, side in (("envtrio", bar.side), ("the peer", PEER)):
+        rounds = results.figures(side, bar.figure)
+        told.append(f"{name} in {sum(value >= _LONG_MS for value in rounds)} of {len(rounds)} rounds")
+    return f"a stall of {_LONG_MS:.0f} ms or more had {', '.join(told)}"
 
 
 def _tail(results: Results, bar: Bar) -> str:
@@ -77,4 +107,20 @@ def _deltas(results: Results, bar: Bar) -> str:
     if many is None or found is None or not many.median:
         return ""
     cost = cells.number(found.median / many.median)
-    return f"{cells.median(many, 'x')} the deltas, {cost}x the CPU of each"
+    return f"{cells.median(many, 'x')} as many deltas as the peer's, each at {cost}x the CPU"
+
+
+def _bytes(results: Results, bar: Bar) -> str:
+    """What of client's and broker's CPU is for arrays: those that do not come cost nothing, and did not cost
+    the peer much."""
+    if not results.workload.keeps or bar.figure == "worker_cpu_ms":
+        return ""
+    ratio = Spread.of(results.ratios(bar.side, "client_bytes"))
+    peers, cost = results.spread(PEER, "client_bytes"), results.spread(PEER, bar.figure)
+    if ratio is None or peers is None or cost is None:
+        return ""
+    return (
+        f"the arrays are gone ({cells.median(ratio, 'x')} the bytes), but all of the peer's "
+        f"{cells.number(peers.median / 1e6)} MB an episode cost it {cells.median(cost)} ms: what is left to "
+        "envtrio is the work for records, not for bytes"
+    )

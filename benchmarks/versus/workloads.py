@@ -9,6 +9,14 @@ OURS: Final = "ours"
 FETCHED: Final = "ours, fetched"
 PEER: Final = "peer"
 
+CEILING: Final = "ceiling"
+"""The driver that plays our environment with no pool. What it plays of it, least first; see `ceiling`."""
+ALONE: Final = "environment alone"
+TRACED: Final = "with its trace"
+ENCODED: Final = "trace encoded"
+OVERWRITTEN: Final = "arrays written over others"
+WRITTEN: Final = "arrays written to new memory"
+
 SETTLED: Final = 4
 """Turns of the peer's loop from `notify` to a delta that has left: a flush begins, its task runs, it is
 diffed and sent."""
@@ -16,6 +24,8 @@ PACED_SECONDS: Final = 0.150
 """What a turn of the paced workloads waits."""
 _QUICK: Final = 8
 """By how much a try is smaller."""
+_SHORT: Final = 2
+"""By how much a round with no pool is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +85,17 @@ class Workload:
         """In the order of an even round."""
         return (OURS, FETCHED, PEER) if self.keeps else (OURS, PEER)
 
+    @property
+    def ceilings(self) -> tuple[str, ...]:
+        """What is played with no pool, least first; nothing where turns wait: that load sets the rate."""
+        if self.shape.turn_seconds:
+            return ()
+        return (ALONE, TRACED, *((OVERWRITTEN, WRITTEN) if self.keeps else (ENCODED,)))
+
     def episodes(self, side: str) -> int:
-        """How many that side plays in a round."""
+        """How many that side plays in a round, which with no pool takes a second or so."""
+        if side in self.ceilings:
+            return max(self.ours // _SHORT, 1)
         return self.peer if side == PEER else self.ours
 
     @property

@@ -186,22 +186,45 @@ def test_the_joined_workload_is_small_but_for_giving_way_and_has_no_bars() -> No
             FASTER,
             [{"episodes_per_s": 500.0, "client_cpu_ms": 0.5, "broker_cpu_ms": 0.2, "worker_cpu_ms": 1.9}],
             [{"episodes_per_s": 100.0}],
-            "of a CPU took client 25%, broker 10%, worker 95%",
+            "in the pool the worker 95%, the client 25%, the broker 10% of a CPU, together 130%",
             id="who-is-busy",
         ),
         pytest.param(
             CHEAPER,
             [{"client_cpu_ms": 3.0, "deltas_per_episode": 5.0}],
             [{"client_cpu_ms": 6.0, "deltas_per_episode": 10.0}],
-            "0.5x the deltas, 1x the CPU of each",
+            "0.5x as many deltas as the peer's, each at 1x the CPU",
             id="the-two-factors",
         ),
         pytest.param(
             Bar("small", "lag_max_ms", Kind.AT_MOST, 0.1),
             [{"lag_max_ms": 8.0, "lag_p99_ms": 1.0}],
             [{"lag_max_ms": 9.0, "lag_p99_ms": 7.0}],
-            "p99 is 1 ms, the peer's 7 ms",
+            "a stall of 100 ms or more had envtrio in 0 of 1 rounds, the peer in 0 of 1 rounds; "
+            "p99 is 1 ms, the peer's 7 ms; of the whole run 8 ms to the peer's 9 ms, 0.889x: missed by that",
             id="the-other-stalls",
+        ),
+        pytest.param(
+            Bar("small", "lag_max_ms", Kind.AT_MOST, 0.1),
+            [{"lag_max_ms": 5.0}, {"lag_max_ms": 9.0}, {"lag_max_ms": 4.0}],
+            [{"lag_max_ms": 5.0}, {"lag_max_ms": 360.0}, {"lag_max_ms": 4.0}],
+            "met in 1 of 3 rounds; a stall of 100 ms or more had envtrio in 0 of 3 rounds, the peer in 1 of "
+            "3 rounds; of the whole run 9 ms to the peer's 360 ms, 0.025x: met by that",
+            id="the-whole-run-says-otherwise",
+        ),
+        pytest.param(
+            Bar("small", "lag_max_ms", Kind.AT_MOST, 0.1),
+            [{"lag_max_ms": 5.0}, {"lag_max_ms": 50.0}, {"lag_max_ms": 4.0}],
+            [{"lag_max_ms": 300.0}, {"lag_max_ms": 5.0}, {"lag_max_ms": 290.0}],
+            "of the whole run 50 ms to the peer's 300 ms, 0.167x: missed by that",
+            id="the-whole-run-says-otherwise-of-one-that-is-met",
+        ),
+        pytest.param(
+            Bar("small", "lag_max_ms", Kind.ABSOLUTE, 10.0),
+            [{"lag_max_ms": 5.0}, {"lag_max_ms": 11.0}, {"lag_max_ms": 4.0}],
+            [{}],
+            "of the whole run 11 ms: missed by that",
+            id="the-whole-run-by-itself",
         ),
         pytest.param(
             SMALL_ENOUGH,
