@@ -1,11 +1,11 @@
 """What training arrays cost the worker, from the environment's call to the release.
 
-    python -m benchmarks.keep_cost [--rounds R] [--episodes N] [--profile]
+    python -m benchmarks.keep_cost [--rounds R] [--episodes N] [--held H] [--profile]
 
 Plays and keeps episodes of 20 turns of 1,500 tokens with routing 48 x 8 (11.5 MB each), in threads as a
-worker does, holds those of a round, and releases them. Prints medians over the rounds, per episode: CPU
-milliseconds, GB/s and page faults of each part, indented where it is part of the one above; then how late an
-event loop is called beside the keeps, and beside none, and the peak of memory.
+worker does, holds the last H of them, and releases the others one by one. Prints medians over the rounds,
+per episode: CPU milliseconds, GB/s and page faults of each part, indented where it is part of the one above;
+then how late an event loop is called beside the keeps, and beside none, and the peak of memory.
 """
 
 from __future__ import annotations
@@ -128,11 +128,11 @@ def keys_of(episode: Episode) -> list[str]:
 
 def one_round(
     store: ArrayStore, banks: Banks, threads: tuple[ThreadPoolExecutor, ThreadPoolExecutor], episodes: int,
-    *, insides: bool,
+    *, held: int, insides: bool,
 ) -> Meter:  # fmt: skip
     """Play, keep and release so many episodes."""
     meter = Meter()
-    keys: list[str] = []
+    keys: deque[list[str]] = deque()
     make, keep = meter(_MADE, play), meter(_KEPT, store.keep)
     drop, release = meter(_FREED, Episode.drop_arrays), meter(_RELEASED, store.release)
     environment, keeper = threads
@@ -145,8 +145,11 @@ def one_round(
                 episode = alive.popleft()
                 keeper.submit(keep, episode).result()
                 drop(episode)
-                keys += keys_of(episode)
-    release(keys)
+                keys.append(keys_of(episode))
+                if len(keys) > held:
+                    release(keys.popleft())
+        while keys:
+            release(keys.popleft())
     return meter
 
 
@@ -187,7 +190,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--episodes", type=int, default=50, help="of a round, all held at once")
+    parser.add_argument("--episodes", type=int, default=50, help="of a round")
+    parser.add_argument("--held", type=int, default=8, help="kept episodes that are not released yet")
     parser.add_argument("--profile", action="store_true", help="print where the time of a keep goes, too")
     chosen = parser.parse_args(arguments)
     banks = Banks(SHAPE)
@@ -195,9 +199,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     store.attach(Home("a" * 32, "127.0.0.1:1"), ArrayLimits(0))
     with ThreadPoolExecutor(1) as environment, ThreadPoolExecutor(1) as keeper:
         meters = [
-            one_round(store, banks, (environment, keeper), chosen.episodes, insides=bool(number % 2))
+            one_round(
+                store, banks, (environment, keeper), chosen.episodes,
+                held=chosen.held, insides=bool(number % 2),
+            )
             for number in range(2 * chosen.rounds + 2)
-        ][2:]
+        ][2:]  # fmt: skip
     _print(meters[::2], meters[1::2], chosen.episodes)
     for what, count in (("no keep", 0), (f"{chosen.episodes} keeps", chosen.episodes)):
         late = asyncio.run(lag(store, [play(banks, number) for number in range(count)]))

@@ -25,7 +25,7 @@ _MEDIA: Final[tuple[Medium, ...]] = ("memory", "spill")
 
 
 class Room(NamedTuple):
-    """What one episode takes."""
+    """What an episode takes, or what there is for more."""
 
     bytes: int
     segments: int
@@ -75,6 +75,11 @@ class ArrayBudget:
     def reserved(self) -> int:
         """Bytes that the reservations stand for."""
         return self.reservations * self._largest().bytes
+
+    @property
+    def free_memory(self) -> Room:
+        """What is not held, of the memory and of the segments; reservations do not count."""
+        return Room(self.limits["memory"] - self._held["memory"], self.max_segments - self.segments)
 
     def place(self, size: int) -> Medium:
         """Take room for a segment of `size` bytes, in memory if it fits there.

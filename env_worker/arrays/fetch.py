@@ -96,8 +96,7 @@ class Fetch:
     def offer(self) -> dict[str, str] | None:
         """Parameters of the transport "memfd", by which a process of this host and user maps the bytes; None
         where that cannot be. Counts the body as mapped, once."""
-        fd = self._segment.shared_fd
-        if fd is None or self._closed:
+        if self._closed or (fd := self._segment.share()) is None:
             return None
         with self._lock:
             first, self._offered = not self._offered, True

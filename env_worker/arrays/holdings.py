@@ -61,6 +61,11 @@ class ArrayHoldings:
         with self._lock:
             return self._budget.held()
 
+    def free_memory(self) -> Room:
+        """Bytes in memory, and segments, that are not held."""
+        with self._lock:
+            return self._budget.free_memory
+
     def allow(self, budget: ArrayBudget) -> None:
         """Set the budget, before anything is kept."""
         with self._lock:

@@ -14,17 +14,19 @@ from env_worker.arrays.segment import rounded, write_segment
 from env_worker.arrays.table import KeptBranch
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from env_worker.arrays.holdings import ArrayHoldings
     from env_worker.arrays.limits import ArrayLimits, Home
     from env_worker.arrays.segment import Segment
+    from env_worker.arrays.spares import Spares
     from env_worker.arrays.table import KeptEpisode, KeptTrace
     from env_worker.domain import Episode, JsonValue
 
 INFO_KEY: Final = "training_arrays"
 """Under it `trace.info` has a list of references, one for each branch."""
 
+_NAME_BYTES: Final = 16
 _DISK_STEP: Final = "free some room in the spill folder, or lower --array-spill-bytes"
 _NEXT_STEPS: Final[Mapping[int | None, str]] = {
     errno.ENOSPC: _DISK_STEP,
@@ -35,7 +37,9 @@ _NEXT_STEPS: Final[Mapping[int | None, str]] = {
 }
 
 
-def keep_episode(episode: Episode, holdings: ArrayHoldings, home: Home, limits: ArrayLimits) -> KeptEpisode:
+def keep_episode(
+    episode: Episode, holdings: ArrayHoldings, spares: Spares, home: Home, limits: ArrayLimits
+) -> KeptEpisode:
     """Keep the arrays of every trainable trace, and write the references to its branches into its info.
 
     If it raises, nothing is held: see `ArrayStore.keep`.
@@ -53,11 +57,12 @@ def keep_episode(episode: Episode, holdings: ArrayHoldings, home: Home, limits: 
         branches: dict[str, KeptBranch] = {}
         references: list[list[JsonValue]] = []
         free_rooms = iter(rooms)
+        names = _names(len(rooms) + sum(len(layout.branches) for _, layout in laid))
         for trace, layout in laid:
-            named = {secrets.token_hex(16): branch for branch in layout.branches}
+            named = {next(names): branch for branch in layout.branches}
             if named:
                 room = next(free_rooms)
-                room.segment = _written(layout, room, holdings, home, limits)
+                room.segment = _written(layout, room, next(names), holdings, spares, home, limits)
                 written.add(room)
                 room.keys.update(named)
                 branches.update((key, KeptBranch(room, branch)) for key, branch in named.items())
@@ -90,16 +95,29 @@ def _refuse_holes(trace_id: str, layout: TraceLayout) -> None:
         )
 
 
+def _names(count: int) -> Iterator[str]:
+    """So many keys and ids that nobody guesses, of one system call: in each the interpreter is let go of."""
+    digits = secrets.token_hex(_NAME_BYTES * count)
+    return (digits[at : at + 2 * _NAME_BYTES] for at in range(0, len(digits), 2 * _NAME_BYTES))
+
+
 def _written(
-    layout: TraceLayout, room: KeptTrace, holdings: ArrayHoldings, home: Home, limits: ArrayLimits
+    layout: TraceLayout,
+    room: KeptTrace,
+    id: str,
+    holdings: ArrayHoldings,
+    spares: Spares,
+    home: Home,
+    limits: ArrayLimits,
 ) -> Segment:
     try:
         return write_segment(
             layout.size,
             layout.write,
             instance=home.instance,
-            id=secrets.token_hex(16),
+            id=id,
             folder=limits.spill_dir if room.medium == "spill" else None,
+            spares=spares,
             on_gone=partial(holdings.gone, room),
         )
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The bytes of one trace's arrays: written once, frozen, and gone with the process, however it ends."""
+"""The bytes of one trace's arrays: written once, then never changed, and gone with the process."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ from env_worker.arrays.writer import SegmentWriter
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from env_worker.arrays.spares import Spares
     from env_worker.arrays.writer import Put
 
 MAGIC: Final = b"envtrio-arrays-1"
 _NAME: Final = "envtrio-arrays"
 # What file systems without O_TMPFILE answer.
 _NO_NAMELESS_FILES: Final = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL)
+_NO_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE)
 
 
 def rounded(size: int) -> int:
@@ -32,14 +34,22 @@ def rounded(size: int) -> int:
 
 
 class Segment:
-    """Frozen bytes with a header, held by whoever needs them. Thread-safe.
+    """Bytes with a header that nobody changes, held by whoever needs them. Thread-safe.
 
-    It begins with one holder. When the last one lets go, its descriptor is closed, which frees it, and
-    `on_gone` is called, in that thread. Made by `write_segment`.
+    It begins with one holder. When the last one lets go, its file is closed, which frees it, or is left to
+    `spares`, if it lies in memory that no other process was offered; then `on_gone` is called, in that
+    thread. Made by `write_segment`.
     """
 
     def __init__(
-        self, fd: int | None, size: int, id: str, *, in_file: bool, on_gone: Callable[[], None]
+        self,
+        fd: int | None,
+        size: int,
+        id: str,
+        *,
+        in_file: bool,
+        spares: Spares,
+        on_gone: Callable[[], None],
     ) -> None:
         self.size: Final = size
         """Of the whole file in bytes: header, arrays, and what fills the last page."""
@@ -48,14 +58,26 @@ class Segment:
         self.in_file: Final = in_file
         """Whether reading may wait for a disk."""
         self._fd: Final = fd
+        self._spares: Final = spares
         self._on_gone: Final = on_gone
         self._lock: Final = threading.Lock()
         self._holders = 1
+        self._shared = False
 
-    @property
-    def shared_fd(self) -> int | None:
-        """The descriptor, where other processes can open it as /proc/PID/fd/N; else None."""
-        return self._fd if self._fd is not None and os.path.exists(f"/proc/self/fd/{self._fd}") else None
+    def share(self) -> int | None:
+        """The descriptor, for other processes to open as /proc/PID/fd/N; None where they cannot, or if it is
+        gone. From now on its memory is frozen by the kernel too, and never written again: who has it mapped
+        sees it for as long as he likes."""
+        with self._lock:
+            if self._fd is None or not self._holders or not os.path.exists(f"/proc/self/fd/{self._fd}"):
+                return None
+            if not (self._shared or self.in_file):
+                self._shared = True
+                try:
+                    _freeze(self._fd)
+                except OSError:  # somebody has opened it unasked, and may write to it: nobody is to trust it
+                    return None
+            return self._fd
 
     def hold(self) -> None:
         """Be one more holder. ValueError if it is gone."""
@@ -70,8 +92,12 @@ class Segment:
             self._holders -= 1
             if self._holders:
                 return False
-        if self._fd is not None:
+        if self._fd is None:
+            pass
+        elif self._shared or self.in_file:
             close_unshared(self._fd)
+        else:
+            self._spares.add(self._fd, self.size)
         self._on_gone()
         return True
 
@@ -95,9 +121,10 @@ def write_segment(
     instance: str,
     id: str,
     folder: Path | None,
+    spares: Spares,
     on_gone: Callable[[], None],
 ) -> Segment:
-    """A frozen segment in memory, or in a nameless file of `folder`.
+    """A segment in memory, or in a nameless file of `folder`.
 
     Args:
         size: bytes of header and arrays. Of a header alone no file is made.
@@ -105,6 +132,7 @@ def write_segment(
         instance: of the worker, 32 hexadecimal digits, for the header.
         id: 32 hexadecimal digits of its own.
         folder: None: memory; where the host has no memfd, a nameless file of the folder for temporary files.
+        spares: gives a file of memory, and gets it back in the end; gives way where the system has no room.
         on_gone: see `Segment`. Not called if this raises.
 
     OSError if the system has no room, no descriptor, or no such folder. Then nothing is left.
@@ -112,30 +140,59 @@ def write_segment(
     whole = rounded(size)
     if size <= HEADER_BYTES:
         fill(lambda offset, piece: None)  # it may have something to let go of
-        return Segment(None, whole, id, in_file=False, on_gone=on_gone)
+        return Segment(None, whole, id, in_file=False, spares=spares, on_gone=on_gone)
     in_memory = folder is None and hasattr(os, "memfd_create")
-    if in_memory:
-        fd = open_unshared(lambda: os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
-    else:
-        fd = open_unshared(lambda: nameless_file(folder or Path(tempfile.gettempdir())))
+    fd = _memory(whole, spares) if in_memory else _file(folder or Path(tempfile.gettempdir()), whole, spares)
     try:
-        if in_memory:
-            os.ftruncate(fd, whole)
-        else:
-            # A full disk is found before anything is written to it, and the file lies there in few parts.
-            os.posix_fallocate(fd, 0, whole)
-        writer = SegmentWriter(fd, size)
+        # Only memory that the spares take is theirs to give back.
+        writer = SegmentWriter(fd, whole, spares.clear if in_memory else lambda: False)
         writer.put(0, memoryview(MAGIC + instance.encode("ascii") + id.encode("ascii")))
         fill(writer.put)
-        writer.flush()
-        if in_memory:
-            seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+        writer.finish()
+    except BaseException:
+        close_unshared(fd)
+        raise
+    return Segment(fd, whole, id, in_file=not in_memory, spares=spares, on_gone=on_gone)
+
+
+def _memory(size: int, spares: Spares) -> int:
+    """A file in memory of that size, with whatever in it, that no other process opens to write."""
+    if (spare := spares.take(size)) is not None:
+        return spare
+    fd = _opened(lambda: os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), spares)
+    return _sized(fd, lambda: os.ftruncate(fd, size))
+
+
+def _file(folder: Path, size: int, spares: Spares) -> int:
+    """A nameless file of that size, that no other process opens to write."""
+    spares.give_way()  # for its descriptor
+    fd = _opened(lambda: nameless_file(folder), spares)
+    # A full disk is found before anything is written to it, and the file lies there in few parts.
+    return _sized(fd, lambda: os.posix_fallocate(fd, 0, size))
+
+
+def _opened(opener: Callable[[], int], spares: Spares) -> int:
+    try:
+        return open_unshared(opener)
+    except OSError as error:
+        if error.errno not in _NO_DESCRIPTORS or not spares.clear():
+            raise
+        return open_unshared(opener)
+
+
+def _sized(fd: int, resize: Callable[[], object]) -> int:
+    try:
+        resize()
         os.fchmod(fd, 0o400)
     except BaseException:
         close_unshared(fd)
         raise
-    return Segment(fd, whole, id, in_file=not in_memory, on_gone=on_gone)
+    return fd
+
+
+def _freeze(fd: int) -> None:
+    seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
 
 
 def nameless_file(folder: Path) -> int:

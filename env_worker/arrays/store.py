@@ -20,6 +20,7 @@ from env_worker.arrays.reference import check_address
 from env_worker.arrays.reservation import Reservation
 from env_worker.arrays.segment import check_folder
 from env_worker.arrays.selection import select
+from env_worker.arrays.spares import Spares
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -72,6 +73,7 @@ class ArrayStore:
     ) -> None:
         self._choices: Final = choices
         self._holdings: Final = ArrayHoldings(clock)
+        self._spares: Final = Spares(self._holdings.free_memory, clock)
         self._holes: Final = HoleLog()
         self._attaching: Final = threading.Lock()
         self._home: Home | None = None
@@ -133,7 +135,7 @@ class ArrayStore:
         try:
             if self._home is None or self._limits is None:
                 raise RuntimeError("these training arrays belong to no worker yet; call attach before keep")
-            kept = keep_episode(episode, self._holdings, self._home, self._limits)
+            kept = keep_episode(episode, self._holdings, self._spares, self._home, self._limits)
         except BaseException:
             self._holdings.count_failure()
             raise
@@ -199,7 +201,9 @@ class ArrayStore:
         logger.debug("episode=%.8s discarded: %d branches, %d bytes", episode_id, branches, size)
 
     def expire(self) -> int:
-        """Free the episodes that nobody has fetched within the lease; how many. Without a lease: none."""
+        """Free the episodes that nobody has fetched within the lease; how many. Without a lease: none. Also
+        frees files that were spare for some seconds, so it is to be called about once a second."""
+        self._spares.expire()
         if self._limits is None or not self._limits.lease_seconds:
             return 0
         expired = self._holdings.expire(self._limits.lease_seconds)
@@ -216,6 +220,7 @@ class ArrayStore:
         """Free everything and keep nothing more. Fetches that are under way end as ever. Again: changes
         nothing."""
         _let_go(self._holdings.close())
+        self._spares.close()
 
     def stats(self) -> ArrayStats:
         """What it has done and what it holds."""

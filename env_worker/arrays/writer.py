@@ -11,16 +11,18 @@ if TYPE_CHECKING:
 
     Put: TypeAlias = Callable[[int, memoryview], object]
     """Takes an offset in the segment, and the bytes that belong there, which stay as they are until all of
-    the segment was put."""
+    the segment was put. Offsets only grow; what nothing is put to is zero."""
 
 _GATHERED_BYTES: Final = 2**22
 _GATHERED_PIECES: Final = 512
 """POSIX systems take 1,024 at once; more of them would be no cheaper."""
+_ZEROS: Final = memoryview(bytes(2**16))
+_NO_ROOM: Final = (errno.ENOMEM, errno.ENOSPC)
 
 
 class SegmentWriter:
-    """Pieces go into the file `fd` at their offsets, and are there after `flush`. Until then they must not
-    change.
+    """Pieces go into the file `fd` at their offsets, which only grow, and are there after `finish`. Until
+    then they must not change. What lies between them, and behind the last one, is zero then, whatever it was.
 
     What lies side by side is written at once, up to 4 MiB or one piece: whenever the interpreter is released
     for a system call, other threads wake up for it, which costs more than the call does.
@@ -30,34 +32,56 @@ class SegmentWriter:
     unmapped before the file can be sealed.
 
     Args:
-        size: of the file in bytes, which no piece may exceed.
+        size: of the file in bytes, all of which are written.
+        relieve: called when there is no room; whether it has made some, so that it is worth another try.
     """
 
-    def __init__(self, fd: int, size: int) -> None:
+    def __init__(self, fd: int, size: int, relieve: Callable[[], bool]) -> None:
         self._fd: Final = fd
         self._size: Final = size
+        self._relieve: Final = relieve
         self._gathered: Final[list[memoryview]] = []
         self._begin = 0
         self._end = 0
         """Where what was gathered begins and ends."""
 
     def put(self, offset: int, piece: memoryview) -> None:
-        """Write `piece`, or gather it. OSError; ValueError if it does not lie in the file."""
-        end = offset + len(piece)
-        if not 0 <= offset <= end <= self._size:
-            raise ValueError(f"{len(piece)} bytes at {offset} are not in a segment of {self._size} bytes")
-        full = end - self._begin > _GATHERED_BYTES or len(self._gathered) >= _GATHERED_PIECES
-        if full or offset != self._end:
-            self.flush()
-            self._begin = offset
+        """Write `piece`, or gather it. OSError; ValueError if it does not lie in the rest of the file."""
+        if not self._end <= offset <= offset + len(piece) <= self._size:
+            raise ValueError(
+                f"{len(piece)} bytes at {offset} are not in a segment of {self._size} bytes, of which "
+                f"{self._end} were put; put pieces in order"
+            )
+        self._fill(offset)
+        self._gather(piece)
+
+    def finish(self) -> None:
+        """Write what was gathered, and zeros to the end. OSError."""
+        self._fill(self._size)
+        self._flush()
+
+    def _fill(self, offset: int) -> None:
+        while gap := offset - self._end:
+            self._gather(_ZEROS[:gap])
+
+    def _gather(self, piece: memoryview) -> None:
+        end = self._end + len(piece)
+        if end - self._begin > _GATHERED_BYTES or len(self._gathered) >= _GATHERED_PIECES:
+            self._flush()
         self._gathered.append(piece)
         self._end = end
 
-    def flush(self) -> None:
-        """Write what was gathered. OSError."""
-        if self._gathered:
+    def _flush(self) -> None:
+        if not self._gathered:
+            return
+        try:
             _write(self._fd, self._begin, self._gathered)
-            self._gathered.clear()
+        except OSError as error:
+            if error.errno not in _NO_ROOM or not self._relieve():
+                raise
+            _write(self._fd, self._begin, self._gathered)
+        self._gathered.clear()
+        self._begin = self._end
 
 
 def _write(fd: int, offset: int, pieces: list[memoryview]) -> None:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from env_worker.arrays.budget import Room
 from env_worker.arrays.limits import ArrayLimits, Home
+from env_worker.arrays.spares import Spares
 from env_worker.arrays.store import ArrayStore
 from env_worker.domain import TRAINING_ARRAY_FIELDS, Episode, Message, SamplingMask, TopLogprobs, Trace
 
@@ -22,6 +24,8 @@ HOME: Final = Home("a1" * 16, "127.0.0.1:7001")
 PAGE: Final = 4096
 ROW_BYTES: Final = 4
 """Of `routed_experts`: two layers of two experts."""
+NO_SPARES: Final = Spares(lambda: Room(0, 0))
+"""Takes no file of a segment that is gone, and gives none."""
 SMALL: Final = 2 * PAGE
 """What a trace takes whose arrays fit into one page: a page for the header, and one for them."""
 

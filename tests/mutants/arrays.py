@@ -8,8 +8,6 @@ from tests.mutants.mutant import Mutant
 
 HOLDINGS: Final = "env_worker/arrays/holdings.py"
 TABLE: Final = "env_worker/arrays/table.py"
-SEGMENT: Final = "env_worker/arrays/segment.py"
-FORKS: Final = "env_worker/arrays/forks.py"
 CHECKS: Final = "env_worker/arrays/checks.py"
 COLUMN: Final = "env_worker/arrays/column.py"
 BRANCH: Final = "env_worker/arrays/branch.py"
@@ -62,41 +60,6 @@ ARRAYS: Final = (
         "        if (branch := self._branches.pop(key, None)) is None:\n",
         "        if (branch := self._branches.get(key)) is None:\n",
         (f"{STORE_TESTS}/test_store.py",),
-    ),
-    Mutant(
-        "a segment can be written to",
-        SEGMENT,
-        "fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW",
-        "fcntl.F_SEAL_GROW",
-        (f"{STORE_TESTS}/test_segment.py",),
-    ),
-    Mutant(
-        "a forked child keeps what its parent frees",
-        FORKS,
-        "    while _kept_back:\n",
-        "    while not _kept_back:\n",
-        (f"{STORE_TESTS}/test_segment.py",),
-    ),
-    Mutant(
-        "a fork in the midst of a new segment leaves it to the child",
-        FORKS,
-        "    _gate.wait_for(lambda: not _changes, _PATIENCE_SECONDS)\n",
-        "",
-        (f"{STORE_TESTS}/test_segment.py",),
-    ),
-    Mutant(
-        "a piece that does not follow the one before it is written behind it",
-        "env_worker/arrays/writer.py",
-        "        if full or offset != self._end:\n",
-        "        if full:\n",
-        (f"{STORE_TESTS}/test_writer.py", LAYOUT_TESTS),
-    ),
-    Mutant(
-        "the rest of a short write goes to where its begin went",
-        "env_worker/arrays/writer.py",
-        "        offset += done\n",
-        "",
-        (f"{STORE_TESTS}/test_writer.py",),
     ),
     Mutant(
         "an earlier repair goes before a later one",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from tests.mutants.array_budget import ARRAY_BUDGET
+from tests.mutants.array_segments import ARRAY_SEGMENTS
 from tests.mutants.arrays import ARRAYS
 from tests.mutants.broker import BROKER
 from tests.mutants.broker_lane import BROKER_LANE
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 MUTANTS: Final[tuple[Mutant, ...]] = (
     *ARRAY_BUDGET,
+    *ARRAY_SEGMENTS,
     *ARRAYS,
     *WORKER,
     *WORKER_SESSIONS,

@@ -2,12 +2,13 @@
 
 An episode that is no larger than what was reserved for it always fits, unless others took more than theirs.
 The machine knows what must be held: every branch that was kept and neither released, discarded nor expired,
-and every segment that a fetch holds. The store must hold just that, never more than its budget, and evict
-nothing.
+and every segment that a fetch holds. The store must hold just that, never more than its budget (with the
+files that are spare), and evict nothing. What was offered to another process stays as it is for good.
 """
 
 from __future__ import annotations
 
+import mmap
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from env_worker.arrays import spares
 from env_worker.arrays.budget import RECENT_EPISODES
 from env_worker.arrays.errors import ArrayBudgetError, ArrayBudgetExceededError, ArraysNotFoundError
 from env_worker.arrays.layout import TraceLayout
@@ -109,6 +111,8 @@ class Reserved:
 class ArrayBudgetMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(spares, "LEAST_BYTES", 1)
         self.folder = tempfile.TemporaryDirectory()
         self.clock = FakeClock()
         self.files = open_segments()
@@ -118,6 +122,7 @@ class ArrayBudgetMachine(RuleBasedStateMachine):
         )  # fmt: skip
         self.kept: list[Kept] = []
         self.gone: list[str] = []
+        self.mapped: list[tuple[mmap.mmap, bytes]] = []
         self.fetches: list[Open] = []
         self.reservations: list[Reserved] = []
         self.counted = Counted()
@@ -149,8 +154,11 @@ class ArrayBudgetMachine(RuleBasedStateMachine):
         tokens=st.sampled_from([1, 100, 400]),
         owner=st.sampled_from(OWNERS),
         admitted=st.booleans(),
+        offered=st.booleans(),
     )
-    def keep(self, traces: int, branches: int, tokens: int, owner: str, admitted: bool) -> None:
+    def keep(
+        self, traces: int, branches: int, tokens: int, owner: str, admitted: bool, offered: bool
+    ) -> None:
         self.number += 1
         episode = new_episode(f"{self.number}", owner=owner, traces=traces, branches=branches, tokens=tokens)
         sizes = [rounded(TraceLayout.of(trace, TRAINING_ARRAY_FIELDS).size) for trace in episode.traces]
@@ -174,17 +182,26 @@ class ArrayBudgetMachine(RuleBasedStateMachine):
                 other.size = 0
         found = iter(references(episode))
         made = []
-        for _ in range(traces):
+        for size in sizes:
             bodies = {
                 one["key"]: expected_body(episode, one) for one in [next(found) for _ in range(branches)]
             }
             with self.store.open(next(iter(bodies)), (), 0, None) as fetch:
-                offer = fetch.offer()
-                assert offer is not None
-                made.append(Trace(int(offer["size"]), fetch.spilled, bodies))
+                if offered:
+                    offer = fetch.offer()
+                    assert offer is not None
+                    assert int(offer["size"]) == size
+                    if not fetch.spilled:
+                        self.map(offer)
+                made.append(Trace(size, fetch.spilled, bodies))
         self.kept.append(Kept(episode.id, owner, made, self.clock()))
-        assert [(trace.size, trace.spilled) for trace in made] == list(zip(sizes, media, strict=True))
+        assert [trace.spilled for trace in made] == media
         self.counted.recent.append(sum(sizes))
+
+    def map(self, offer: dict[str, str]) -> None:
+        with open(f"/proc/self/fd/{offer['fd']}", "rb") as file:
+            mapped = mmap.mmap(file.fileno(), int(offer["size"]), prot=mmap.PROT_READ)
+        self.mapped.append((mapped, bytes(mapped)))
 
     @rule(picks=st.lists(indices, min_size=1, max_size=3))
     def release(self, picks: list[int]) -> None:
@@ -306,7 +323,10 @@ class ArrayBudgetMachine(RuleBasedStateMachine):
         assert self.store.held_array_bytes == stats.held_bytes
         episodes = sum(any(trace.held for trace in kept.traces) for kept in self.kept)
         assert self.store.held_arrays == stats.held_episodes == episodes
-        assert open_segments() - self.files == sum(trace.held for trace in self.traces())
+        spare = self.store._spares.taken
+        assert stats.held_memory_bytes + spare.bytes <= MEMORY
+        files = sum(trace.held for trace in self.traces()) + spare.segments + len(self.mapped)
+        assert open_segments() - self.files == files
         assert stats.open_fetches == len(self.fetches)
         assert stats.reservations == len(self.reservations)
         counted = self.counted
@@ -333,6 +353,12 @@ class ArrayBudgetMachine(RuleBasedStateMachine):
             0,
             0,
         )
+        for mapped, data in self.mapped:
+            assert mapped[:] == data, "broke: what was offered is never written again"
+            mapped.close()
+        self.clock.advance(spares.IDLE_SECONDS)
+        self.store.expire()
+        self.patch.undo()
         assert open_segments() == self.files
         table = self.store._holdings._table
         assert [len(table.episodes), len(table._branches), len(table._owned)] == [0, 0, 0]

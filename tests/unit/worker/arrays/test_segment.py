@@ -1,4 +1,4 @@
-"""Frozen bytes that are gone with their last holder, or with the process."""
+"""Bytes that nobody changes, and that are gone with their last holder, or with the process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from env_worker.arrays import segment as module
 from env_worker.arrays.forks import close_unshared, open_unshared
 from env_worker.arrays.segment import MAGIC, check_folder, nameless_file, write_segment
-from tests.helpers.array_episodes import PAGE, open_segments
+from tests.helpers.array_episodes import NO_SPARES, PAGE, open_segments
 from tests.helpers.pools import ROOT
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class Made:
             instance=INSTANCE,
             id=ID,
             folder=folder,
+            spares=NO_SPARES,
             on_gone=self._count,
         )
 
@@ -79,10 +80,11 @@ def test_header_and_bytes(folder: Path | None, tmp_path: Path) -> None:
     assert segment.drop()
 
 
-def test_nobody_can_change_it(folder: Path | None) -> None:
+def test_nobody_can_change_what_is_shared(folder: Path | None) -> None:
     made = Made(folder)
-    fd = made.segment.shared_fd
+    fd = made.segment.share()
     assert fd is not None
+    assert made.segment.share() == fd
     path = f"/proc/{os.getpid()}/fd/{fd}"
     assert os.stat(path).st_mode & 0o777 == 0o400
     if not made.segment.in_file:
@@ -98,7 +100,7 @@ def test_nobody_can_change_it(folder: Path | None) -> None:
 
 def test_a_reader_that_mapped_it_keeps_its_bytes(folder: Path | None) -> None:
     made = Made(folder)
-    with open(f"/proc/{os.getpid()}/fd/{made.segment.shared_fd}", "rb") as file:
+    with open(f"/proc/{os.getpid()}/fd/{made.segment.share()}", "rb") as file:
         mapped = mmap.mmap(file.fileno(), made.segment.size, prot=mmap.PROT_READ)
     made.segment.drop()
     assert mapped[PAGE : PAGE + len(CONTENT)] == CONTENT
@@ -119,6 +121,7 @@ def test_it_goes_with_its_last_holder(folder: Path | None) -> None:
         made.segment.read(PAGE, 1)
     with pytest.raises(ValueError, match="is gone"):
         made.segment.hold()
+    assert made.segment.share() is None
 
 
 def test_a_read_under_way_holds_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +162,7 @@ def test_a_segment_without_arrays_takes_no_descriptor() -> None:
     before = open_segments()
     made = Made(content=b"")
     assert open_segments() == before
-    assert made.segment.shared_fd is None
+    assert made.segment.share() is None
     assert made.segment.read(PAGE, 0) == b""
     assert made.segment.drop()
     assert made.gone == 1
@@ -174,7 +177,9 @@ def test_nothing_is_left_of_one_that_could_not_be_written(folder: Path | None, r
         raise raised
 
     with pytest.raises(type(raised)) as error:
-        write_segment(PAGE + 1, fill, instance=INSTANCE, id=ID, folder=folder, on_gone=lambda: None)
+        write_segment(
+            PAGE + 1, fill, instance=INSTANCE, id=ID, folder=folder, spares=NO_SPARES, on_gone=lambda: None
+        )
     assert error.value is raised
     assert open_segments() == before
 
@@ -219,10 +224,11 @@ FORKING = """
 import os, sys
 from pathlib import Path
 from env_worker.arrays.segment import write_segment
-from tests.helpers.array_episodes import open_segments
+from tests.helpers.array_episodes import NO_SPARES, open_segments
 
 def make(folder, fill=lambda put: None):
-    return write_segment(5000, fill, instance="a" * 32, id="b" * 32, folder=folder, on_gone=lambda: None)
+    return write_segment(5000, fill, instance="a" * 32, id="b" * 32, folder=folder, spares=NO_SPARES,
+                         on_gone=lambda: None)
 
 def fork_a_child_that_looks(put):
     if os.fork() == 0:
@@ -235,8 +241,9 @@ read, write = os.pipe()
 for folder in (None, Path(sys.argv[1])):
     make(folder, fork_a_child_that_looks).drop()
 segments = [make(None), make(Path(sys.argv[1]))]
+shared = [segment.share() for segment in segments]
 if os.fork() == 0:
-    gone = [not os.path.exists(f"/proc/self/fd/{segment.shared_fd}") for segment in segments]
+    gone = [not os.path.exists(f"/proc/self/fd/{fd}") for fd in shared]
     os.write(write, repr(gone).encode())
     os._exit(0)
 os.wait()
@@ -256,7 +263,7 @@ RACING = """
 import os, sys, threading
 from env_worker.arrays import segment
 from pathlib import Path
-from tests.helpers.array_episodes import open_segments
+from tests.helpers.array_episodes import NO_SPARES, open_segments
 
 forking, forked = threading.Event(), threading.Event()
 os.register_at_fork(before=forking.set, after_in_parent=forked.set)
@@ -279,7 +286,7 @@ def slowly(*arguments):
 
 def work():
     segment.write_segment(5000, lambda put: None, instance="a" * 32, id="b" * 32, folder=folder,
-                          on_gone=lambda: None).drop()
+                          spares=NO_SPARES, on_gone=lambda: None).drop()
 
 folder = None if name == "memfd_create" else Path(sys.argv[2])
 before = open_segments()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SIZE = 2**20
+
+
+def never() -> bool:
+    """There is nothing that could make room."""
+    return False
 
 
 @pytest.fixture
@@ -42,15 +48,15 @@ def writes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
     return calls
 
 
-def test_neighbours_are_written_together(fd: int, writes: list[tuple[int, int, int]]) -> None:
-    writer = SegmentWriter(fd, SIZE)
+def test_what_lies_side_by_side_is_written_together(fd: int, writes: list[tuple[int, int, int]]) -> None:
     large = bytes(range(256)) * 300
-    for offset, piece in ((10, b"abc"), (13, b"d"), (100, b"e"), (101, large), (101 + len(large), b"f")):
+    writer = SegmentWriter(fd, 103 + len(large), never)
+    for offset, piece in ((0, b"abc"), (3, b"d"), (100, b"e"), (101, large), (101 + len(large), b"f")):
         writer.put(offset, memoryview(piece))
-    writer.flush()
-    writer.flush()
-    assert writes == [(10, 2, 4), (100, 3, len(large) + 2)]
-    assert os.pread(fd, SIZE, 0) == bytes(10) + b"abcd" + bytes(86) + b"e" + large + b"f"
+    writer.finish()
+    writer.finish()
+    assert writes == [(0, 7, 103 + len(large))]
+    assert os.pread(fd, SIZE, 0) == b"abcd" + bytes(96) + b"e" + large + b"f" + bytes(1)
 
 
 def test_what_is_gathered_is_bounded_in_bytes_and_in_pieces(
@@ -58,12 +64,12 @@ def test_what_is_gathered_is_bounded_in_bytes_and_in_pieces(
 ) -> None:
     monkeypatch.setattr(module, "_GATHERED_BYTES", 10)
     monkeypatch.setattr(module, "_GATHERED_PIECES", 3)
-    writer = SegmentWriter(fd, SIZE)
+    writer = SegmentWriter(fd, 73, never)
     offset = 0
     for length in (4, 6, 1, 1, 1, 1, 50, 9):
         writer.put(offset, memoryview(bytes(length)))
         offset += length
-    writer.flush()
+    writer.finish()
     assert writes == [(0, 2, 10), (10, 3, 3), (13, 1, 1), (14, 1, 50), (64, 1, 9)]
 
 
@@ -78,43 +84,98 @@ def test_what_a_write_leaves_is_written_by_the_next_one(
         return os.pwrite(fd, b"".join(pieces)[:most], offset)
 
     monkeypatch.setattr(os, "pwritev", short)
-    writer = SegmentWriter(fd, SIZE)
     parts = [os.urandom(20), b"", os.urandom(1), os.urandom(14)]
-    offset = 5
+    writer, offset = SegmentWriter(fd, 40, never), 5
     for part in parts:
         writer.put(offset, memoryview(part))
         offset += len(part)
-    writer.flush()
-    assert os.pread(fd, SIZE, 5) == b"".join(parts)
-    assert calls == list(range(5, offset, most))
+    writer.finish()
+    assert os.pread(fd, SIZE, 0) == bytes(5) + b"".join(parts)
+    assert calls == list(range(0, offset, most))
 
 
 def test_a_file_that_takes_nothing_is_an_error(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "pwritev", lambda fd, pieces, offset: 0)
-    writer = SegmentWriter(fd, SIZE)
+    writer = SegmentWriter(fd, 100_000, never)
     writer.put(0, memoryview(bytes(100_000)))
     with pytest.raises(OSError, match="of 100000 bytes none could be written"):
-        writer.flush()
+        writer.finish()
 
 
-@pytest.mark.parametrize(("offset", "length"), [(-1, 1), (SIZE, 1), (SIZE - 1, 2)])
-def test_nothing_is_written_beyond_the_segment(fd: int, offset: int, length: int) -> None:
-    with pytest.raises(ValueError, match=f"{length} bytes at {offset} are not in a segment of {SIZE} bytes"):
-        SegmentWriter(fd, SIZE).put(offset, memoryview(bytes(length)))
+@pytest.mark.parametrize("number", [errno.ENOMEM, errno.ENOSPC, errno.EIO])
+def test_where_room_can_be_made_it_is_written_once_more(
+    fd: int, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    calls: list[int] = []
+
+    def full(fd: int, pieces: Sequence[memoryview], offset: int) -> int:
+        calls.append(offset)
+        if len(calls) == 1:
+            return os.pwrite(fd, b"".join(pieces)[:3], offset)
+        if not made:
+            raise OSError(number, os.strerror(number))
+        return os.pwrite(fd, b"".join(pieces), offset)
+
+    def relieve() -> bool:
+        made.append(1)
+        return True
+
+    monkeypatch.setattr(os, "pwritev", full)
+    writer = SegmentWriter(fd, 8, relieve)
+    writer.put(0, memoryview(b"abcdefgh"))
+    if number == errno.EIO:
+        with pytest.raises(OSError, match=os.strerror(number)):
+            writer.finish()
+        assert (made, calls) == ([], [0, 3])
+    else:
+        writer.finish()
+        assert (os.pread(fd, SIZE, 0), made, calls) == (b"abcdefgh", [1], [0, 3, 0])
 
 
-@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 30)), max_size=20))
-def test_pieces_come_to_their_offsets_in_whatever_order(parts: list[tuple[int, int]]) -> None:
+def test_where_that_does_not_help_it_is_an_error(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOMEM, "full")
+
+    def relieve() -> bool:
+        made.append(1)
+        return True
+
+    monkeypatch.setattr(os, "pwritev", full)
+    for ask, expected in ((relieve, [1]), (never, [1])):
+        with pytest.raises(OSError, match="full"):
+            SegmentWriter(fd, 8, ask).finish()
+        assert made == expected
+
+
+@pytest.mark.parametrize(("offset", "length"), [(-1, 1), (SIZE, 1), (SIZE - 1, 2), (4, 1)])
+def test_nothing_is_written_outside_of_the_segment_nor_twice(fd: int, offset: int, length: int) -> None:
+    writer = SegmentWriter(fd, SIZE, never)
+    writer.put(2, memoryview(b"abc"))
+    said = f"{length} bytes at {offset} are not in a segment of {SIZE} bytes, of which 5 were put"
+    with pytest.raises(ValueError, match=said):
+        writer.put(offset, memoryview(bytes(length)))
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 30)), max_size=20), st.integers(0, 40))
+def test_whatever_was_in_the_file_only_what_is_put_is_there(parts: list[tuple[int, int]], rest: int) -> None:
     fd = os.memfd_create("test")
-    expected = bytearray(100)
+    expected = bytearray()
+    pieces: list[tuple[int, bytes]] = []
+    for number, (gap, length) in enumerate(parts, 1):
+        expected += bytes(gap)
+        pieces.append((len(expected), bytes([number]) * length))
+        expected += pieces[-1][1]
+    expected += bytes(rest)
+    os.pwrite(fd, b"\xaa" * len(expected), 0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_GATHERED_BYTES", 16)
-        writer = SegmentWriter(fd, 100)
-        for number, (offset, length) in enumerate(parts, 1):
-            piece = bytearray([number]) * length
+        patch.setattr(module, "_ZEROS", memoryview(bytes(7)))
+        writer = SegmentWriter(fd, len(expected), never)
+        for offset, piece in pieces:
             writer.put(offset, memoryview(piece))
-            expected[offset : offset + length] = piece
-        writer.flush()
-    os.ftruncate(fd, 100)
-    assert os.pread(fd, 100, 0) == expected
+        writer.finish()
+    assert os.pread(fd, SIZE, 0) == expected
     os.close(fd)
