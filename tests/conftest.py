@@ -6,6 +6,7 @@ import itertools
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import pytest
 
 from tests.helpers.gate import Gate
@@ -16,6 +17,13 @@ if TYPE_CHECKING:
 
     from tests.helpers.parallel import PoolScheduling
     from tests.helpers.stub_client import Transport
+
+
+# How long an example takes is the machine's affair: on a busy one, a right answer must not fail for it.
+hypothesis.settings.register_profile(
+    "untimed", suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("untimed")
 
 
 @pytest.hookimpl(optionalhook=True)

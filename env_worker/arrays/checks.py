@@ -51,13 +51,15 @@ def field_states(nodes: Sequence[Node], field: str) -> list[FieldState]:
     the one of the path's last token, which engines have not got yet. With `top_k` 1 expert 0 alone looks like
     that, so there only a node of several tokens must not be all zero. `sampling_mask` and `top_logprobs`:
     every node with sampled tokens has the field; not all its counts are zero, no id is negative, no logprob
-    is NaN.
+    is NaN. A node whose `holes` name the field, and that has not got it, is a hole whatever its tokens: those
+    that are missing may be tokens too. Its reason is part of the hole.
 
     Each node is looked at once; what is allocated meanwhile is a fraction of the node's arrays.
     """
     spec = FIELD_ARRAYS[field][0]
     if all(spec.of(node) is None for node in nodes):
-        return [FieldState(f"absent: no node of the trace has {field}") for _ in nodes]
+        told = next((_told(field, node) for node in nodes if field in node.holes), field)
+        return [FieldState(f"absent: no node of the trace has {told}") for _ in nodes]
     states: list[FieldState] = []
     for index, node in enumerate(nodes):
         before = _SOUND if node.parent is None else states[node.parent]
@@ -83,14 +85,14 @@ def told_row_shape(nodes: Sequence[Node]) -> tuple[int, ...]:
 
 
 def _routing_after(before: FieldState, index: int, node: Node) -> FieldState:
-    tokens = len(node.token_ids)
-    if not tokens:
+    tokens, routing = len(node.token_ids), node.routing
+    if not tokens and (routing is not None or ROUTED_EXPERTS.field not in node.holes):
         return before
+    name = f"node {index} of {tokens} tokens"
+    if routing is None:
+        return FieldState(f"{name} has no {_told(ROUTED_EXPERTS.field, node)}")
     if before.unrouted is not None:
         return FieldState(before.unrouted)
-    name, routing = f"node {index} of {tokens} tokens", node.routing
-    if routing is None:
-        return FieldState(f"{name} has no routed_experts")
     row_shape = routing.shape[1:]
     if 0 in row_shape:
         return FieldState(f"{name} has routed_experts of shape {routing.shape}, which holds no expert")
@@ -106,6 +108,11 @@ def _routing_after(before: FieldState, index: int, node: Node) -> FieldState:
         unrouted = f"{name} has a last row of routed_experts that is all zero, and tokens follow it"
         return FieldState(None, row_shape, unrouted)
     return FieldState(None, row_shape)
+
+
+def _told(field: str, node: Node) -> str:
+    """`field`, and why `node` has not got it, as far as it says so."""
+    return f"{field}: {node.holes[field]}" if field in node.holes else field
 
 
 def _zero_rows(routing: Routing) -> npt.NDArray[np.intp]:
@@ -134,12 +141,12 @@ def _empty(experts: RoutedExperts) -> npt.NDArray[np.intp]:
 
 def _csr_hole(node: Node, field: str) -> str | None:
     sampled = node.sampled_tokens
-    if not sampled:
-        return None
     value: SamplingMask | TopLogprobs | None = getattr(node, field)
+    if not sampled and (value is not None or field not in node.holes):
+        return None
     name = f"{sampled} sampled tokens"
     if value is None:
-        return f"{name} has no {field}"
+        return f"{name} has no {_told(field, node)}"
     if not value.counts.any():
         return f"{name} has {field}.counts that are all zero"
     if (least := value.ids.min()) < 0:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _NUMBER: Final = re.compile(r"\d+")
+MAX_KINDS: Final = 100
+"""Reasons may have words of an engine in them, of which there is no end."""
 
 
 class HoleLog:
@@ -27,18 +29,19 @@ class HoleLog:
         self._told: Final[set[tuple[str, str]]] = set()
 
     def tell(self, episode: Episode) -> None:
-        """Log the holes that its references name, as far as their kind is new."""
+        """Log the holes that its references name, as far as their kind is new and not one of too many."""
         for trace_id, field, reason in _holes(episode):
             kind = field, _NUMBER.sub("#", reason)
             with self._lock:
-                if kind in self._told:
+                if kind in self._told or len(self._told) >= MAX_KINDS:
                     continue
                 self._told.add(kind)
+                last = len(self._told) == MAX_KINDS
             logger.warning(
                 "episode=%.8s trace=%.64s kept with a hole: %s is not served for one branch or more: %s; "
-                "further ones of this kind are counted in envtrio_arrays_incomplete_fields_total and not "
+                "further ones of %s are counted in envtrio_arrays_incomplete_fields_total and not "
                 "logged; --array-strict makes such runs fail, --array-fields keeps less",
-                episode.id, trace_id, field, reason,
+                episode.id, trace_id, field, reason, "any kind" if last else "this kind",
             )  # fmt: skip
 
 

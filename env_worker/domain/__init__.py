@@ -10,7 +10,7 @@ from env_worker.domain.arrays import (
     TopLogprobs,
 )
 from env_worker.domain.episode import Episode
-from env_worker.domain.errors import InvalidTaskError
+from env_worker.domain.errors import InvalidTaskError, ToolError
 from env_worker.domain.info import TraceInfo
 from env_worker.domain.journal import (
     CallAdded,
@@ -73,6 +73,7 @@ __all__ = [
     "StopSet",
     "TextPart",
     "ToolCall",
+    "ToolError",
     "ToolsSet",
     "TopLogprobs",
     "Trace",

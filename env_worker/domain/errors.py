@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from env_worker.domain.records import EpisodeError
@@ -14,6 +14,16 @@ class InvalidTaskError(ValueError):
     Raised by `validate`, or before the first trace, the caller gets INVALID_ARGUMENT and no episode. Raised
     later it is an error of the episode like any other.
     """
+
+
+class ToolError(Exception):
+    """A tool of the environment failed, for no fault of the model: its service is down, its sandbox is gone.
+
+    What a tool answers to a wrong call is no such error but a message to the model.
+    """
+
+    phase: ClassVar[str] = "tool"
+    """Where it happened, in the episode's errors."""
 
 
 class RemoteError(Exception):

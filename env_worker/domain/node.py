@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -20,20 +21,26 @@ from env_worker.domain.arrays import (
 from env_worker.domain.messages import Message
 from env_worker.domain.records import check_time, check_type
 from env_worker.domain.routing import Routing
-from env_worker.domain.text import decode_json
+from env_worker.domain.text import clean_text, decode_json
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import numpy.typing as npt
 
     from env_worker.domain.arrays import BoolArray, Float32Array, Int32Array, RoutedExperts
+
+
+MAX_HOLE_TEXT: Final = 500
+"""Characters of a hole's reason that are kept."""
 
 
 class Node:
     """One message, the tokens that it adds, and their training arrays.
 
     The streamed part never changes after construction, because another thread reads it: assigning to it
-    raises AttributeError, and its arrays are read-only copies. The training arrays may be set again or
-    dropped.
+    raises AttributeError, and its arrays are read-only copies. The training arrays and `holes` may be set
+    again or dropped.
 
     - `parent`: index of an earlier node of the same trace, None at a root
     - `token_ids` int32 `[n]`, `mask` bool `[n]` (True: sampled by the model, that is, trainable)
@@ -43,13 +50,15 @@ class Node:
     - `tools_json`: JSON array of the tools offered from here on, usually at a root; "" elsewhere
     - `routed_experts` uint8 or uint16 `[n, layers, top_k]`; `sampling_mask`, `top_logprobs`: `counts` of
       length `mask.sum()`; each None where the engine gave none
+    - `holes`: of each field (a training array, "logprobs", ...) that was asked for and is not here, why. Not
+      streamed. Texts that UTF-8 cannot carry are mended and those over 500 characters cut
 
     Without `mask`, all tokens count as sampled if the node is `sampled`, else none. ValueError naming the
     field, the length found and the length expected.
     """
 
     __slots__ = (
-        "_routing", "created_at", "is_content", "logprobs", "mask", "message", "parent", "sampled",
+        "_holes", "_routing", "created_at", "is_content", "logprobs", "mask", "message", "parent", "sampled",
         "sampled_tokens", "sampling_mask", "token_ids", "tools_json", "top_logprobs",
     )  # fmt: skip
 
@@ -67,6 +76,7 @@ class Node:
     sampling_mask: SamplingMask | None
     top_logprobs: TopLogprobs | None
     _routing: Routing | None
+    _holes: dict[str, str]
 
     def __init__(
         self,
@@ -83,6 +93,7 @@ class Node:
         routed_experts: npt.NDArray[Any] | None = None,
         sampling_mask: SamplingMask | None = None,
         top_logprobs: TopLogprobs | None = None,
+        holes: Mapping[str, str] | None = None,
     ) -> None:
         check_type(message, Message, "node's message")
         tokens = int32_vector(token_ids, "token_ids")
@@ -121,6 +132,9 @@ class Node:
         _set(self, "_routing", None)
         _set(self, "sampling_mask", None)
         _set(self, "top_logprobs", None)
+        _set(self, "_holes", _NO_HOLES)
+        if holes:
+            self.holes = holes
         if routed_experts is not None:
             self.routed_experts = routed_experts
         if sampling_mask is not None:
@@ -129,12 +143,12 @@ class Node:
             self.top_logprobs = top_logprobs
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name not in TRAINING_ARRAY_FIELDS:
+        if name not in _NOT_STREAMED:
             raise AttributeError(
                 f"node field {name!r} is streamed and cannot change after add_node; "
                 "add a new node on another branch"
             )
-        if value is not None and name != "routed_experts":
+        if value is not None and name in ("sampling_mask", "top_logprobs"):
             expected = SamplingMask if name == "sampling_mask" else TopLogprobs
             if not isinstance(value, expected):
                 raise TypeError(f"{name} is of type {type(value).__name__}, expected {expected.__name__}")
@@ -164,14 +178,25 @@ class Node:
         _set(self, "_routing", routing)
 
     @property
+    def holes(self) -> Mapping[str, str]:
+        """Read-only."""
+        return MappingProxyType(self._holes)
+
+    @holes.setter
+    def holes(self, value: Mapping[str, str]) -> None:
+        kept = {field: clean_text(str(why))[:MAX_HOLE_TEXT] for field, why in value.items()}
+        _set(self, "_holes", kept or _NO_HOLES)
+
+    @property
     def routing(self) -> Routing | None:
         """`routed_experts` for who needs no whole array."""
         return self._routing
 
     def drop_arrays(self) -> None:
-        """Forget the three training arrays; the streamed part stays."""
+        """Forget the three training arrays, and why some are not there; the streamed part stays."""
         for name in TRAINING_ARRAY_FIELDS:
             _set(self, name, None)
+        _set(self, "_holes", _NO_HOLES)
 
     def repair_routing(self, row: int, values: npt.NDArray[Any]) -> None:
         """Replace rows of `routed_experts` from `row` on by `values` `[rows, layers, top_k]` (or one row,
@@ -205,6 +230,8 @@ class Node:
 
 
 _set = object.__setattr__
+_NOT_STREAMED: Final = frozenset({*TRAINING_ARRAY_FIELDS, "holes"})
+_NO_HOLES: Final[dict[str, str]] = {}
 _NO_BOOLS: Final = bool_vector((), "is_content")
 _NO_FLOATS: Final = float32_vector((), "logprobs")
 

@@ -55,6 +55,10 @@ def check_type(value: object, expected: type, what: str) -> None:
         )
 
 
+PHASES: Final = ("model", "tool", "environment")
+"""Where an episode may fail: so that a failure of the engine is never taken for one of the environment."""
+
+
 @dataclass(frozen=True, slots=True)
 class EpisodeError:
     """What went wrong, as data: an episode that failed is still finished, kept and replied.
@@ -79,9 +83,16 @@ class EpisodeError:
 
     @classmethod
     def from_exception(cls, error: BaseException, phase: str = "") -> EpisodeError:
-        """The record of `error`, with its traceback; works for exceptions whose own `__str__` raises."""
+        """The record of `error`, with its traceback; works for exceptions whose own `__str__` raises.
+
+        `phase` is where it happened, unless the exception's class says that: by an attribute `phase` that is
+        one of `PHASES`.
+        """
         if isinstance(error, RemoteError):
             return error.record
+        declared = getattr(type(error), "phase", None)
+        if isinstance(declared, str) and declared in PHASES:
+            phase = declared
         try:
             message = str(error)
             trace = "".join(traceback.format_exception(error))

@@ -122,12 +122,12 @@ class Trace(NodeGraph):
         routed_experts: npt.NDArray[Any] | None = None,
         sampling_mask: SamplingMask | None = None,
         top_logprobs: TopLogprobs | None = None,
+        holes: Mapping[str, str] | None = None,
     ) -> int:
-        """Add a node after node `parent` (None: a new root) and return its index. The fields are those of
-        `Node`.
+        """Add a node with `Node`'s fields after node `parent` (None: a new root) and return its index.
 
-        A `sampled` node is the answer to what was pending, so it drops the pending preview. ValueError naming
-        the field if a length, a dtype or `parent` does not fit; the trace is then unchanged.
+        A `sampled` node answers what was pending: it drops the preview. ValueError naming the field if a
+        length, a dtype or `parent` does not fit; the trace is then unchanged.
         """
         node = Node(
             message,
@@ -142,6 +142,7 @@ class Trace(NodeGraph):
             routed_experts=routed_experts,
             sampling_mask=sampling_mask,
             top_logprobs=top_logprobs,
+            holes=holes,
         )
         index = len(self._nodes)
         self._nodes.append(node)
@@ -159,9 +160,7 @@ class Trace(NodeGraph):
         return len(self._calls) - 1
 
     def add_link(self, link: Link) -> int:
-        """Record a link and return its index. ValueError if one of its nodes is of this trace and does not
-        exist.
-        """
+        """Record a link and return its index. ValueError if it names a node of this trace that is none."""
         check_type(link, Link, "link")
         self._node_index(link.source, "link's source")
         if link.target_trace_id in ("", self.id):

@@ -100,13 +100,14 @@ class HeadSet:
 
 @dataclass(frozen=True, slots=True)
 class NodeArrays:
-    """A node's training arrays, once its run has ended."""
+    """A node's training arrays, and why some are not there, once its run has ended."""
 
     trace_id: str
     node: int
     routed_experts: RoutedExperts | None
     sampling_mask: SamplingMask | None
     top_logprobs: TopLogprobs | None
+    holes: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)

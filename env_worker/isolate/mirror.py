@@ -64,6 +64,7 @@ class Mirror:
 
     def _set_arrays(self, arrays: NodeArrays) -> None:
         node = self._traces[arrays.trace_id].nodes[arrays.node]
+        node.holes = arrays.holes
         node.routed_experts = arrays.routed_experts
         # Made anew, because only construction checks them and makes them read-only.
         if (mask := arrays.sampling_mask) is not None:

@@ -123,8 +123,8 @@ class Reporter:
         for trace in self._episode.traces:
             for index, node in enumerate(trace.nodes):
                 arrays = (node.routed_experts, node.sampling_mask, node.top_logprobs)
-                if any(array is not None for array in arrays):
-                    self._send(NodeArrays(trace.id, index, *arrays))
+                if node.holes or any(array is not None for array in arrays):
+                    self._send(NodeArrays(trace.id, index, *arrays, holes=dict(node.holes)))
             self._send(TraceSet(trace.id, {name: getattr(trace, name) for name in TRACE_ATTRIBUTES}))
 
 

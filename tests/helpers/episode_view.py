@@ -73,6 +73,7 @@ def _node(node: Node, times: bool) -> Any:
         None
         if (head := node.top_logprobs) is None
         else [_array(head.ids), _array(head.logprobs), _array(head.counts)],
+        dict(node.holes),
     )
 
 

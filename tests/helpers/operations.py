@@ -117,6 +117,7 @@ class AddNode:
             top_logprobs=TopLogprobs(ids, -random.random(len(ids), dtype=np.float32), counts)
             if arrays
             else None,
+            holes=None if arrays else {"routed_experts": f"none was asked for, {count} tokens"},
         )
         if arrays and count:
             trace.repair_routing(len(trace.nodes) - 1, 0, np.full((1, 2, 2), 7))

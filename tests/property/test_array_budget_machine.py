@@ -367,5 +367,5 @@ class ArrayBudgetMachine(RuleBasedStateMachine):
         self.folder.cleanup()
 
 
-ArrayBudgetMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+ArrayBudgetMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
 TestArrayBudget = ArrayBudgetMachine.TestCase

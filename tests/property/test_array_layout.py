@@ -57,7 +57,7 @@ def check_cut(
     assert (cut.body_bytes, cut.body_crc32c) == (len(body), google_crc32c.value(body))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(plan=trace_plans, step=st.sampled_from([1, 8, 40, 2**18]), data=st.data())
 def test_a_cut_is_what_the_nodes_hold_end_to_end(plan: TracePlan, step: int, data: st.DataObject) -> None:
     kept = data.draw(st.permutations(TRAINING_ARRAY_FIELDS)) if plan.nodes else list(TRAINING_ARRAY_FIELDS)
@@ -92,7 +92,7 @@ def test_a_cut_is_what_the_nodes_hold_end_to_end(plan: TracePlan, step: int, dat
             check_cut(trace, found, path, (complete, 0, tokens), segment)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(plan=trace_plans)
 def test_every_node_is_stored_once_at_most(plan: TracePlan) -> None:
     trace = plan.trace()

@@ -55,7 +55,7 @@ async def test_what_is_fetched_is_what_the_nodes_hold(subject: Subject) -> None:
 
 def _examples(subject: Subject) -> Callable[[], None]:
     # Called in a thread: the worker serves on the loop meanwhile.
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=40)
     @given(plan=trace_plans, data=st.data())
     def check(plan: TracePlan, data: st.DataObject) -> None:
         trace, references = subject.keep(plan)

@@ -300,5 +300,5 @@ class BrokerSessionsMachine(RoutesMachine):
         super().teardown()
 
 
-BrokerSessionsMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+BrokerSessionsMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=40)
 TestBrokerSessions = BrokerSessionsMachine.TestCase

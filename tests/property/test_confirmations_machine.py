@@ -118,5 +118,5 @@ class ConfirmationsMachine(RuleBasedStateMachine):
             assert wake_at <= min(times)
 
 
-ConfirmationsMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+ConfirmationsMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=40)
 TestConfirmations = ConfirmationsMachine.TestCase

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from envtrio.v1 import delta_pb2, episode_pb2
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 from env_worker import wire
 from env_worker.delta.streamer import DeltaStreamer
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tests.helpers.operations import Operation
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100)
 @given(program=programs)
 def test_a_message_parses_to_what_protobuf_builds(program: Sequence[Operation]) -> None:
     episode = new_episode()

@@ -191,5 +191,5 @@ class Lane(RuleBasedStateMachine):
         assert (len(self.table), self.table.waiting, self.table.next_message()) == (0, 0, b"")
 
 
-Lane.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Lane.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestLane = Lane.TestCase

@@ -297,5 +297,5 @@ class LedgerMachine(RuleBasedStateMachine):
         assert len(self.table) == len(self.table._tombstones) == len(self.table._remembered) == 0
 
 
-LedgerMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+LedgerMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=40)
 TestLedger = LedgerMachine.TestCase

@@ -6,7 +6,7 @@ import itertools
 from typing import TYPE_CHECKING
 
 from envtrio.v1 import delta_pb2, episode_pb2
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from env_client.assembly import EpisodeAssembly
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tests.helpers.operations import Operation
 
 RUN = "1" * 32
-_thorough = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+_thorough = settings(max_examples=200)
 _joins = st.lists(st.booleans(), min_size=1, max_size=16)
 
 

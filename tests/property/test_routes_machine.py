@@ -350,5 +350,5 @@ class RoutesMachine(RuleBasedStateMachine):
         assert len(self.table) == len(self.table._tombstones) == len(self.table._remembered._ends) == 0
 
 
-RoutesMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+RoutesMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=40)
 TestRoutes = RoutesMachine.TestCase

@@ -218,4 +218,4 @@ class ScaledPool(RuleBasedStateMachine):
 
 
 TestScaledPool: Any = ScaledPool.TestCase
-TestScaledPool.settings = settings(max_examples=120, stateful_step_count=60, deadline=None)
+TestScaledPool.settings = settings(max_examples=120, stateful_step_count=60)

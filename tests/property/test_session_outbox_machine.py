@@ -165,5 +165,5 @@ class OutboxMachine(RuleBasedStateMachine):
         self.loop.close()
 
 
-OutboxMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+OutboxMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
 TestOutbox = OutboxMachine.TestCase

@@ -51,7 +51,7 @@ def traces(draw: st.DrawFn, trace_id: str) -> Trace:
     return trace
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.just("a").flatmap(traces), st.none() | st.just("b").flatmap(traces))
 def test_exactly_what_is_right_passes(first: Trace, second: Trace | None) -> None:
     episode = Episode(traces=[first] if second is None else [first, second])

@@ -275,5 +275,5 @@ class SessionsMachine(RuleBasedStateMachine):
         assert len(self.sessions) == len(self.sessions._over) == 0
 
 
-SessionsMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+SessionsMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=40)
 TestWorkerSessions = SessionsMachine.TestCase

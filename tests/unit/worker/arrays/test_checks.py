@@ -220,5 +220,42 @@ def test_nodes_that_sampled_nothing_need_no_csr_fields() -> None:
     assert field_states(trace.nodes, "sampling_mask")[end].hole is None
 
 
+@pytest.mark.parametrize(
+    ("field", "name"),
+    [
+        ("routed_experts", "2 tokens"),
+        ("sampling_mask", "2 sampled tokens"),
+        ("top_logprobs", "2 sampled tokens"),
+    ],
+)
+def test_a_hole_has_its_reason(field: str, name: str) -> None:
+    arrays: dict[str, Any] = {
+        "routed_experts": routed(1, 2),
+        "sampling_mask": mask([1], [1, 0]),
+        "top_logprobs": head([1], [-0.5], [1, 0]),
+    }
+    trace, reason = Trace("trace-0"), "the engine gave 30 rows, expected 90"
+    holes = {field: reason}
+    trace.add_node(Message("assistant"), [1, 2], sampled=True, holes=holes)
+    absent = field_states(trace.nodes, field)[-1].hole
+    assert absent == f"absent: no node of the trace has {field}: {reason}"
+    whole = trace.add_node(Message("assistant"), [1, 2], sampled=True, holes={"x": "y"}, **arrays)
+    trace.add_node(Message("assistant"), [1, 2], parent=whole, sampled=True)
+    silent = trace.add_node(Message("assistant"), parent=whole, sampled=True, holes=holes)
+    states = [state.hole for state in field_states(trace.nodes, field)]
+    assert states[:2] == [f"node 0 of {name} has no {field}: {reason}", None]
+    assert states[2] == f"node 2 of {name} has no {field}"
+    nothing = name.replace("2", "0")
+    assert states[silent] == f"node {silent} of {nothing} has no {field}: {reason}", (
+        "tokens may be missing too"
+    )
+
+
+def test_a_hole_that_was_filled_is_none() -> None:
+    trace = Trace("trace-0")
+    trace.add_node(Message("user"), [1], routed_experts=routed(1), holes={"routed_experts": "not yet"})
+    assert field_states(trace.nodes, "routed_experts")[-1].hole is None
+
+
 def test_no_nodes_no_states() -> None:
     assert field_states((), "routed_experts") == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import json
 import os
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -20,8 +21,9 @@ from env_worker.arrays.errors import (
 )
 from env_worker.arrays.holdings import ArrayHoldings
 from env_worker.arrays.layout import TraceLayout
+from env_worker.arrays.reference import MAX_REFERENCE_BYTES
 from env_worker.arrays.store import Released
-from env_worker.domain import Episode, Message
+from env_worker.domain import TRAINING_ARRAY_FIELDS, Episode, Message
 from tests.helpers.array_episodes import (
     HOME,
     PAGE,
@@ -262,6 +264,21 @@ def test_a_kind_of_hole_is_logged_once(caplog: pytest.LogCaptureFixture) -> None
     absent.new_trace().add_node(Message("assistant"), range(3), sampled=True)
     store.keep(absent)
     assert len(caplog.records) == 4, "one for each field: this reason is another"
+
+
+def test_an_engines_reasons_are_in_the_reference_however_long() -> None:
+    store, episode = new_store(), Episode("e" * 32, "test", {})
+    trace = episode.new_trace()
+    holes = {field: f"{field} “{'é' * 480}”" for field in TRAINING_ARRAY_FIELDS}
+    trace.add_node(Message("assistant"), range(3), sampled=True, holes=holes)
+    store.keep(episode)
+    [reference] = references(episode)
+    assert len(json.dumps(reference)) <= MAX_REFERENCE_BYTES
+    for field, told in reference["incomplete"].items():
+        assert told.startswith(f"absent: no node of the trace has {field}: {field} “é")
+    with pytest.raises(FieldIncompleteError, match="routed_experts: routed_experts “é") as error:
+        store.open(reference["key"], ["routed_experts"], 0, None)
+    assert error.value.hole.endswith("”"), "whole"
 
 
 def test_a_trace_without_any_array_still_says_why() -> None:

@@ -80,7 +80,7 @@ def inode_of(store: ArrayStore, key: str) -> int:
     return os.fstat(fd).st_ino
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(plan=trace_plans)
 def test_no_byte_of_what_was_in_a_file_is_in_the_next_segment(plan: TracePlan) -> None:
     """All bytes, also of the header's page and between and behind the arrays, are those of a new file."""

@@ -119,9 +119,24 @@ def test_repair_outside_the_array_is_refused(row: int, shape: tuple[int, ...]) -
         Node(ASKED, [1]).repair_routing(row, np.zeros(shape, np.uint8))
 
 
+def test_holes_are_mended_and_cut_and_dropped_with_the_arrays() -> None:
+    node = Node(ASKED, holes={"routed_experts": "\ud800" + "x" * 600})
+    assert node.holes == {"routed_experts": "?" + "x" * 499}
+    with pytest.raises(TypeError):
+        node.holes["sampling_mask"] = "none"  # type: ignore[index]
+    given = {"sampling_mask": "none"}
+    node.holes = given
+    given.clear()
+    assert node.holes == {"sampling_mask": "none"}
+    node.drop_arrays()
+    assert node.holes == Node(ASKED).holes == {}
+
+
 def test_nodes_can_be_copied_and_pickled() -> None:
     node = full_node()
+    node.holes = {"logprobs": "NaN at token 1"}
     for other in (copy.deepcopy(node), pickle.loads(pickle.dumps(node))):
         assert (other.message, other.token_ids.tolist(), other.parent) == (SAID, [7, 8, 9], 3)
         assert other.array_bytes == node.array_bytes
+        assert other.holes == node.holes == {"logprobs": "NaN at token 1"}
     assert repr(node) == f"Node(assistant, parent=3, tokens=3, sampled=2, array_bytes={node.array_bytes})"

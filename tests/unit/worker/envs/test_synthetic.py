@@ -66,7 +66,7 @@ async def test_the_defaults_give_ten_turns_with_all_arrays() -> None:
     assert dict(trace.metrics) == {"turns": 10.0, "tokens": 2000.0}
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     turns=st.integers(1, 8),
     tokens=st.integers(1, 12),

@@ -101,7 +101,7 @@ async def test_random_episodes_equal_those_made_in_process(
 ) -> None:
     loop = asyncio.get_running_loop()
 
-    @settings(max_examples=5, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=5, database=None, suppress_health_check=[HealthCheck.too_slow])
     @given(task=synthetic_tasks)
     def check(task: Mapping[str, Any]) -> None:
         checking = same(task, isolated.get("synthetic"), in_process.get("synthetic"))

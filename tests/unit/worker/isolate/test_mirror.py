@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 from env_worker.delta.streamer import DeltaStreamer
 from env_worker.domain import Episode, InvalidTaskError, Message
@@ -56,7 +56,7 @@ class Pair:
         assert episode_view(self.copy) == episode_view(self.source)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150)
 @given(program=programs)
 def test_any_program_is_mirrored_step_by_step(program: Sequence[Operation]) -> None:
     pair = Pair()
@@ -87,6 +87,22 @@ def test_a_node_crosses_once_however_often_history_is_rewritten() -> None:
     assert sum(b"x" * 1000 in b"".join(encode(message)) for message in grown) == 5
     assert pair.copy.traces[0].journal.generation == 5
     pair.reporter.finish(None)
+    pair.same()
+
+
+def test_why_arrays_are_missing_crosses_as_it_is_in_the_end() -> None:
+    pair = Pair()
+    trace = pair.source.new_trace()
+    trace.add_node(Message.user("text"), [1], holes={"routed_experts": "not yet"})
+    trace.add_node(Message.user("text"), [1])
+    trace.nodes[0].holes = {"routed_experts": "the engine gave none"}
+    assert not pair.copy.traces[0].nodes[0].holes
+    pair.reporter.finish(None)
+    assert [dict(node.holes) for node in pair.copy.traces[0].nodes] == [
+        {"routed_experts": "the engine gave none"},
+        {},
+    ]
+    assert sum(isinstance(message, NodeArrays) for message in pair.sent) == 1
     pair.same()
 
 
@@ -168,4 +184,4 @@ def test_what_no_reporter_sends_is_refused() -> None:
     with pytest.raises(ValueError, match="sent a Cancel"):
         mirror.apply(Cancel())
     with pytest.raises(KeyError):
-        mirror.apply(NodeArrays("trace-9", 0, None, None, None))
+        mirror.apply(NodeArrays("trace-9", 0, None, None, None, {}))

@@ -25,7 +25,7 @@ def sampled(tokens: int) -> NDArray[np.int32]:
     return simulate_arrays.random_token_ids(rng(5), tokens, VOCABULARY)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     tokens=st.integers(0, 30),
     layers=st.integers(1, 5),
@@ -59,7 +59,7 @@ def test_impossible_routing_is_refused(top_k: int, experts: int, named: str) -> 
         simulate_arrays.routed_experts(rng(), 1, layers=1, top_k=top_k, experts=experts)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(tokens=st.integers(0, 40), width=st.integers(1, 20), seed=st.integers(0, 2**32))
 def test_a_sampling_mask_contains_the_sampled_id_and_no_id_twice(tokens: int, width: int, seed: int) -> None:
     ids = sampled(tokens)
@@ -73,7 +73,7 @@ def test_a_sampling_mask_contains_the_sampled_id_and_no_id_twice(tokens: int, wi
         assert 0 <= row.min() <= row.max() < VOCABULARY
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(tokens=st.integers(0, 40), width=st.integers(1, 20), seed=st.integers(0, 2**32))
 def test_a_head_holds_the_sampled_token_and_is_a_distribution(tokens: int, width: int, seed: int) -> None:
     ids = sampled(tokens)
