@@ -27,6 +27,7 @@ from env_client.reference_lines import FoundReferences, find_references
 from env_client.release import holders_of_owner, holders_of_references, release
 from env_client.sync import SyncEnvClient
 from env_client.tally import Tally
+from env_client.task_source import read_task_set
 from env_client.top import PoolWatch, open_top
 from env_client.variables import unknown_variables
 
@@ -66,6 +67,8 @@ def _main(arguments: Sequence[str] | None) -> int:
             return _top(settings)
         if namespace.command == "release":
             return _release(settings)
+        if namespace.command == "tasks":
+            return _tasks(settings)
         return _ask(namespace.command, settings, getattr(namespace, "request_id", ""))
     except (SettingsError, TasksError, InvalidRequestError) as error:
         print(f"env-client: {error}", file=sys.stderr)
@@ -133,6 +136,20 @@ def _references(path: str) -> FoundReferences:
             return find_references(lines)
     except OSError as error:
         raise SettingsError(f"--episodes {path}: {error}; name what `env-client run --out` wrote") from error
+
+
+def _tasks(settings: ClientSettings) -> int:
+    assert settings.dataset is not None
+    tasks = read_task_set(settings.dataset, settings.dataset_params(), settings.seed, settings.count)
+    unchecked = tasks.check()
+    with _opened(settings.out or "-") as out:
+        assert out is not None
+        for task in tasks:
+            out.write(json.dumps(task) + "\n")
+    print(f"{len(tasks)} tasks of {tasks}", file=sys.stderr)
+    if unchecked:
+        print(f"{unchecked}: names and params were not checked here, a worker will", file=sys.stderr)
+    return _OK
 
 
 def _run(settings: ClientSettings) -> int:

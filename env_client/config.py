@@ -24,6 +24,7 @@ COMMANDS: Final = {
     "describe": "say what is served, within which limits, as JSON",
     "cancel": "take one run back and say what became of it",
     "release": "free training arrays that workers keep, of an owner or of a file of episodes",
+    "tasks": "write tasks of reasoning-gym, of a dataset or a mix of them, as JSON lines for `run --tasks`",
 }
 
 
@@ -56,18 +57,28 @@ class ClientSettings:
         None,
         "HOST:PORT",
         "broker, or lone worker, to talk to; required, but for --episodes",
-        tuple(COMMANDS),
+        tuple(command for command in COMMANDS if command != "tasks"),
     )
     env: str | None = _setting(
         "--env", None, "name", "environment to run; absent: the only one that is served"
     )
     tasks: str | None = _setting("--tasks", None, "file", "one JSON object a line; absent: the empty task {}")
     count: int | None = _setting(
-        "--count", None, "episodes", "episodes to run, over the tasks in turn; absent: each task once"
+        "--count",
+        None,
+        "number",
+        "episodes to run, over the tasks in turn; absent: each task once. Of `env-client tasks` the tasks to "
+        "write; absent: as many as the dataset has entries",
+        ("run", "tasks"),
     )
     concurrency: int = _setting("--concurrency", 16, "runs", "runs that are open at once")
     out: str | None = _setting(
-        "--out", None, "file", "where to write a JSON line for each outcome; - is standard output"
+        "--out",
+        None,
+        "file",
+        "where to write a JSON line for each outcome, or each task; - is standard output, which "
+        "`env-client tasks` writes to also without it",
+        ("run", "tasks"),
     )
     timeout: float | None = _setting("--timeout", None, "s", "how long one run may take; absent: no limit")
     model: str | None = _setting("--model", None, "name", "model to ask; absent: the server's default")
@@ -98,6 +109,20 @@ class ClientSettings:
         "they are given up",
     )
 
+    dataset: str | None = _setting(
+        "--dataset",
+        None,
+        "name or file",
+        "dataset of reasoning-gym, or a file (.json, .toml, .yaml) that names one or mixes several; required",
+        ("tasks",),
+    )
+    params: str | None = _setting(
+        "--params", None, "JSON", 'parameters of the named dataset, e.g. {"max_terms": 4}', ("tasks",)
+    )
+    seed: int | None = _setting(
+        "--seed", None, "number", "seed of the entries; absent: the file's, or 0", ("tasks",)
+    )
+
     once: bool = _setting(
         "--once", False, "switch", "show the pool once; exit code 1 if there is no view of it", ("top",)
     )
@@ -117,6 +142,36 @@ class ClientSettings:
                 )
             if self.broker is None:
                 return  # References name their workers.
+        if self.dataset is None:
+            self._check_broker()
+        self._check_range("count", 1, 10**9)
+        self._check_range("concurrency", 1, 100_000)
+        self._check_range("timeout", 0, 10**7)
+        self._check_range("wait_seconds", 0, 86_400)
+        self._check_range("interval_seconds", 0.1, 3_600)
+        self._check_range("seed", 0, 2**32 - 1)
+        self.sampling_params()
+        self.dataset_params()
+
+    @classmethod
+    def from_namespace(cls, namespace: Any) -> ClientSettings:
+        """Settings from what `make_parser` parsed; what the command does not have keeps its default."""
+        if namespace.command == "tasks" and namespace.dataset is None:
+            raise SettingsError(
+                "--dataset is not set; name a dataset of reasoning-gym, or a file that mixes several"
+            )
+        names = {setting.name for setting in settings_table()}
+        return cls(**{name: value for name, value in vars(namespace).items() if name in names})
+
+    def sampling_params(self) -> Mapping[str, Any] | None:
+        """`sampling` as a mapping."""
+        return _json_object("--sampling", self.sampling)
+
+    def dataset_params(self) -> Mapping[str, Any] | None:
+        """`params` as a mapping."""
+        return _json_object("--params", self.params)
+
+    def _check_broker(self) -> None:
         if self.broker is None:
             raise SettingsError(f"--broker is not set; give HOST:PORT there or in {VARIABLE_PREFIX}BROKER")
         _host, colon, port = self.broker.rpartition(":")
@@ -125,31 +180,6 @@ class ClientSettings:
                 f"--broker is {self.broker!r}, expected HOST:PORT with a port from 1 to 65535, "
                 "e.g. 127.0.0.1:7460"
             )
-        self._check_range("count", 1, 10**9)
-        self._check_range("concurrency", 1, 100_000)
-        self._check_range("timeout", 0, 10**7)
-        self._check_range("wait_seconds", 0, 86_400)
-        self._check_range("interval_seconds", 0.1, 3_600)
-        self.sampling_params()
-
-    @classmethod
-    def from_namespace(cls, namespace: Any) -> ClientSettings:
-        """Settings from what `make_parser` parsed; what the command does not have keeps its default."""
-        names = {setting.name for setting in settings_table()}
-        return cls(**{name: value for name, value in vars(namespace).items() if name in names})
-
-    def sampling_params(self) -> Mapping[str, Any] | None:
-        """`sampling` as a mapping."""
-        if self.sampling is None:
-            return None
-        try:
-            value = json.loads(self.sampling)
-        except ValueError as error:
-            shown = self.sampling[:80]
-            raise SettingsError(f"--sampling is {shown!r}: {error}; give a JSON object") from error
-        if not isinstance(value, dict):
-            raise SettingsError(f"--sampling is a JSON {type(value).__name__}; give a JSON object")
-        return value
 
     def _check_range(self, name: str, low: float, high: float) -> None:
         value = getattr(self, name)
@@ -158,6 +188,18 @@ class ClientSettings:
         if math.isnan(value) or not low <= value <= high:
             flag = "--" + name.replace("_", "-")
             raise SettingsError(f"{flag} is {value}, expected {low} to {high}; choose a value in that range")
+
+
+def _json_object(flag: str, text: str | None) -> Mapping[str, Any] | None:
+    if text is None:
+        return None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise SettingsError(f"{flag} is {text[:80]!r}: {error}; give a JSON object") from error
+    if not isinstance(value, dict):
+        raise SettingsError(f"{flag} is a JSON {type(value).__name__}; give a JSON object")
+    return value
 
 
 def settings_table() -> tuple[Setting, ...]:
@@ -179,7 +221,7 @@ def settings_table() -> tuple[Setting, ...]:
 KNOWN_VARIABLES: Final = frozenset(setting.variable for setting in settings_table())
 """All that begin with VARIABLE_PREFIX and mean something."""
 
-_TYPES: Final = {"count": int, "timeout": float}
+_TYPES: Final = {"count": int, "timeout": float, "seed": int}
 """Of settings whose default is None and which are no text."""
 
 

@@ -13,12 +13,17 @@ from typing import Any
 import pytest
 
 from env_worker.domain import Episode, InvalidTaskError, Message, SamplingParams, Trace
-from env_worker.envs import reasoning_gym
 from env_worker.envs.base import Context
-from env_worker.envs.reasoning_gym import ReasoningGymEnvironment
+from env_worker.envs.reasoning_gym import ReasoningGymEnvironment, shelf
+from env_worker.envs.reasoning_gym.catalogue import Catalogue
+from env_worker.envs.reasoning_gym.shelf import Shelf, Shelves
+from env_worker.envs.reasoning_gym.task import read_task
 from env_worker.envs.registry import EnvironmentLoadError, EnvironmentRegistry
 from env_worker.model.base import Turn
+from env_worker.model.errors import EngineUnreachableError
 from env_worker.model.simulated import SimulatedModel
+from env_worker.testing import ScriptedModel as Script
+from env_worker.testing import rehearse
 
 EXAMPLES = Path(__file__).parents[4] / "examples/tasks/reasoning_gym.jsonl"
 EXAMPLE_TASKS = [json.loads(line) for line in EXAMPLES.read_text(encoding="utf-8").splitlines()]
@@ -110,6 +115,49 @@ async def test_an_answer_that_breaks_its_scorer_is_wrong(environment: ReasoningG
     assert trace.reward == 0.0
 
 
+@pytest.mark.parametrize("text", ["exit()", "<answer>quit()</answer>", "{", "", "<answer></answer>"])
+@pytest.mark.parametrize("dataset", ["n_queens", "string_insertion", "spiral_matrix", "binary_matrix"])
+async def test_an_answer_that_a_scorer_evaluates_ends_nothing(
+    environment: ReasoningGymEnvironment, dataset: str, text: str
+) -> None:
+    trace = await play(environment, {"dataset": dataset, "max_tries": 1}, ScriptedModel(text))
+    assert trace.reward == 0.0
+
+
+async def test_an_engine_that_fails_after_a_wrong_answer_is_no_zero(
+    environment: ReasoningGymEnvironment,
+) -> None:
+    model = Script("<answer>nothing</answer>", EngineUnreachableError("the connection broke"))
+    episode = await rehearse(environment, {"dataset": "chain_sum"}, model=model)
+    (trace,) = episode.traces
+    assert not episode.ok
+    assert [(error.type, error.phase, error.message) for error in episode.errors] == [
+        ("EngineUnreachableError", "model", "the connection broke")
+    ]
+    assert trace.reward is None
+    assert not trace.rewards
+    assert trace.stop_condition != "max_tries"
+
+
+async def test_an_answer_that_was_cut_off_and_one_without_text_are_scored_as_they_are(
+    environment: ReasoningGymEnvironment,
+) -> None:
+    task = {"dataset": "chain_sum", "max_tries": 2}
+    episode = await rehearse(environment, task, model=Script("I think that <answer>12", ""))
+    assert (episode.ok, episode.reward) == (True, 0.0)
+
+
+async def test_what_a_model_is_asked(environment: ReasoningGymEnvironment) -> None:
+    from reasoning_gym.utils import SYSTEM_PROMPTS
+
+    for given, prompt in ({}, "default"), ({"system_prompt": "direct"}, "direct"):
+        model = Script("<answer>x</answer>")
+        await rehearse(environment, {"dataset": "gcd", "max_tries": 1, **given}, model=model)
+        ((system, question),) = model.asked
+        assert (system.role, system.text) == ("system", SYSTEM_PROMPTS[prompt])
+        assert (question.role, "Greatest Common Divisor" in question.text) == ("user", True)
+
+
 async def test_a_scorer_that_cannot_score_its_own_reference_is_an_error(
     environment: ReasoningGymEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,28 +184,33 @@ async def test_building_and_scoring_leave_the_loop_s_thread(
     environment: ReasoningGymEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: list[threading.Thread] = []
-    for method in ("_entry", "_score"):
-        original = getattr(environment, method)
+    for method in ("entry", "score"):
+        original = getattr(Shelf, method)
 
         def recording(*arguments: Any, _original: Any = original) -> Any:
             threads.append(threading.current_thread())
             return _original(*arguments)
 
-        monkeypatch.setattr(environment, method, recording)
+        monkeypatch.setattr(Shelf, method, recording)
     await play(environment, {"dataset": "gcd"}, ScriptedModel(None))
     assert len(threads) == 2
     assert threading.current_thread() not in threads
 
 
 def test_a_data_set_is_built_once_and_few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reasoning_gym, "CACHED_DATASETS", 2)
-    fresh = ReasoningGymEnvironment()
-    first = fresh._shelf(fresh._checked({"dataset": "gcd", "index": 1}))
-    assert fresh._shelf(fresh._checked({"dataset": "gcd", "index": 2})) is first
+    monkeypatch.setattr(shelf, "CACHED_DATASETS", 2)
+    catalogue = Catalogue()
+    shelves = Shelves(catalogue)
+
+    def of(**fields: int) -> Shelf:
+        return shelves.of(read_task({"dataset": "gcd", **fields}, {}, catalogue))
+
+    first = of(index=1)
+    assert of(index=2) is first
     for seed in (1, 2):
-        fresh._shelf(fresh._checked({"dataset": "gcd", "seed": seed}))
-    assert len(fresh._shelves) == 2
-    assert fresh._shelf(fresh._checked({"dataset": "gcd"})) is not first
+        of(seed=seed)
+    assert len(shelves) == 2
+    assert of() is not first
 
 
 @pytest.mark.parametrize(
@@ -175,7 +228,10 @@ def test_a_data_set_is_built_once_and_few_are_kept(monkeypatch: pytest.MonkeyPat
         ({"dataset": "gcd", "params": {"min_numbers": -1}}, "'gcd' refused .*AssertionError"),
         ({"dataset": "gcd", "params": {"seed": 1}}, "give it as task key 'seed'"),
         ({"dataset": "gcd", "params": {"size": 10**9}}, "'size' in task key 'params' is 1000000000"),
-        ({"dataset": "composite"}, "'composite' refused"),
+        ({"dataset": "gcd", "params": {"size": True}}, "'size' in task key 'params' is True"),
+        ({"dataset": "composite"}, "'composite', which is a mix: say of what in task key 'datasets'"),
+        ({"dataset": "gcd", "system_prompt": "defualt"}, r"'defualt', no system prompt .*'default'"),
+        ({"dataset": "gcd", "size": 9}, "'size' is unknown"),
     ],
 )
 async def test_a_bad_task_is_refused_before_the_first_trace(
@@ -200,7 +256,7 @@ async def test_one_data_set_can_be_served_alone() -> None:
     only = served.get("sums")
     assert isinstance(only, ReasoningGymEnvironment)
     assert (await play(only, {}, ScriptedModel(None))).info["dataset"] == "chain_sum"
-    with pytest.raises(InvalidTaskError, match="'gcd', but this environment serves 'chain_sum' alone"):
+    with pytest.raises(InvalidTaskError, match="'gcd', but this environment was started with 'dataset'"):
         only.validate({"dataset": "gcd"})
     with pytest.raises(EnvironmentLoadError, match="did you mean 'gcd'"):
         EnvironmentRegistry(["reasoning-gym:gdc"])
