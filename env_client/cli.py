@@ -194,6 +194,7 @@ async def _run_all(
         settings.broker,
         env=settings.env,
         model=settings.model,
+        endpoint=settings.model_endpoint(),
         sampling=settings.sampling_params(),
         owner=owner,
         timeout=settings.timeout,

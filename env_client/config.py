@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import configargparse
 
 from env_client.outcomes import CANCEL_OUTCOMES
+from env_client.request import Endpoint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -82,6 +83,21 @@ class ClientSettings:
     )
     timeout: float | None = _setting("--timeout", None, "s", "how long one run may take; absent: no limit")
     model: str | None = _setting("--model", None, "name", "model to ask; absent: the server's default")
+    endpoint: str | None = _setting(
+        "--endpoint",
+        None,
+        "URL",
+        "base URL of the engine to ask; must be on the workers' lists; absent: the server's default",
+    )
+    dialect: str = _setting(
+        "--dialect", "", "name", "the API that it speaks, e.g. vllm-chat; absent: the server's default"
+    )
+    key_variable: str = _setting(
+        "--key-variable",
+        "",
+        "name",
+        "environment variable of the workers that holds its API key; must be on their lists",
+    )
     sampling: str | None = _setting(
         "--sampling", None, "JSON", 'sampling parameters, e.g. {"temperature": 0.7, "max_tokens": 512}'
     )
@@ -152,6 +168,9 @@ class ClientSettings:
         self._check_range("seed", 0, 2**32 - 1)
         self.sampling_params()
         self.dataset_params()
+        for flag, value in (("--dialect", self.dialect), ("--key-variable", self.key_variable)):
+            if value and self.endpoint is None:
+                raise SettingsError(f"{flag} is {value!r}, but no --endpoint says what it is for; give both")
 
     @classmethod
     def from_namespace(cls, namespace: Any) -> ClientSettings:
@@ -162,6 +181,12 @@ class ClientSettings:
             )
         names = {setting.name for setting in settings_table()}
         return cls(**{name: value for name, value in vars(namespace).items() if name in names})
+
+    def model_endpoint(self) -> Endpoint | None:
+        """`endpoint` with its dialect and key variable."""
+        if self.endpoint is None:
+            return None
+        return Endpoint(self.endpoint, dialect=self.dialect, key_variable=self.key_variable)
 
     def sampling_params(self) -> Mapping[str, Any] | None:
         """`sampling` as a mapping."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from envtrio.v1.env_service_pb2 import ConfirmAnswers, SessionOpened, SessionRequest, SessionResponse
 
@@ -20,7 +20,6 @@ INITIAL_CREDIT: Final = 256 * 1024
 _MESSAGE_BYTES: Final = 256 * 1024  # About: what comes next may have to wait for a message to be sent.
 _MESSAGE_FRAMES: Final = 1 + 1_024  # The first, and what the contract allows in `more`.
 _SMALL_FRAME_BYTES: Final = 24
-_LEAVE: Final = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +83,13 @@ class Opening:
         return None if self.deadline is None else max(0.0, self.deadline - now)
 
 
+class Reading(Protocol):
+    """A run that is read."""
+
+    def claim(self) -> int:
+        """Bytes that were read since the last time: so many more may come."""
+
+
 class Outbox:
     """What is due to be sent: confirmations, then the rest in the order in which it became due, at most one
     frame a run.
@@ -92,8 +98,10 @@ class Outbox:
     """
 
     def __init__(self) -> None:
-        # An opening, credit in bytes, or _LEAVE.
-        self._due: dict[int, Opening | int] = {}
+        # An opening, a run that has credit to give, or None: it is left.
+        self._due: dict[int, Opening | Reading | None] = {}
+        # Whether any of it is worth a message of its own.
+        self._is_pressing = False
         # A set that keeps its order: only the keys count.
         self._confirms: dict[str, None] = {}
 
@@ -111,19 +119,24 @@ class Outbox:
     def open(self, number: int, opening: Opening) -> None:
         """Tell the server of a run; `number` is more than any before."""
         self._due[number] = opening
+        self._is_pressing = True
 
-    def credit(self, number: int, size: int) -> None:
-        """Allow the server `size` more bytes, more than 0, of a run that was opened and not left."""
-        due = self._due.get(number, 0)
-        if isinstance(due, int):
-            self._due[number] = due + size
+    def credit(self, number: int, run: Reading, *, pressing: bool) -> None:
+        """Allow the server what `run` claims then, of a run that was not left.
+
+        Args:
+            pressing: it leaves at once; else with whatever else leaves.
+        """
+        self._due.setdefault(number, run)
+        self._is_pressing |= pressing
 
     def leave(self, number: int) -> None:
         """Give up a run. One that the server was not told of it is not told of at all."""
         if isinstance(self._due.get(number), Opening):
             del self._due[number]
         else:
-            self._due[number] = _LEAVE
+            self._due[number] = None
+            self._is_pressing = True
 
     def forget(self, number: int) -> None:
         """Nothing is to be said of a run any more."""
@@ -137,7 +150,9 @@ class Outbox:
         return openings
 
     def next_message(self, now: float) -> SessionRequest | None:
-        """What leaves together; None when nothing is due. `now` is the lane's clock, in seconds."""
+        """What leaves together; None when nothing has to. `now` is the lane's clock, in seconds."""
+        if not (self._is_pressing or self._confirms):
+            return None
         message = self._confirmations() if self._confirms else None
         taken: list[int] = []
         size = message.ByteSize() if message is not None else 0
@@ -154,6 +169,7 @@ class Outbox:
             taken.append(number)
         for number in taken:
             del self._due[number]
+        self._is_pressing = bool(self._due)
         return message
 
     def _confirmations(self) -> SessionRequest:
@@ -165,7 +181,7 @@ class Outbox:
         return message
 
 
-def _fill(frame: SessionRequest, number: int, due: Opening | int, now: float) -> None:
+def _fill(frame: SessionRequest, number: int, due: Opening | Reading | None, now: float) -> None:
     if isinstance(due, Opening):
         frame.open_run.run_number = number
         frame.open_run.request.CopyFrom(due.request)
@@ -173,8 +189,8 @@ def _fill(frame: SessionRequest, number: int, due: Opening | int, now: float) ->
         left = due.seconds_left(now)
         if left is not None:
             frame.open_run.timeout_millis = math.ceil(left * 1000)
-    elif due == _LEAVE:
+    elif due is None:
         frame.leave_run.run_number = number
     else:
         frame.run_credit.run_number = number
-        frame.run_credit.credit_bytes = due
+        frame.run_credit.credit_bytes = due.claim()

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
 
 _JOINED_BYTES: Final = 1024 * 1024
-# Credit is given back in lumps, so that a short run costs no frame for it.
+# Credit is given back in lumps, so that a short run costs no frame for it; half a lump where a message leaves
+# anyway, as where there are many runs: then next to no message has nothing but credit.
 _LUMP_BYTES: Final = INITIAL_CREDIT // 2
 
 
@@ -37,8 +38,8 @@ class RunCall(Protocol):
 class Carrier(Protocol):
     """What carries runs, by number."""
 
-    def credit(self, number: int, size: int) -> None:
-        """Allow `size` more bytes."""
+    def credit(self, number: int, run: LaneRun, *, pressing: bool) -> None:
+        """Allow what `run` claims; at once, or with whatever else is said."""
 
     def leave(self, number: int) -> None:
         """Nobody wants more of it."""
@@ -130,6 +131,12 @@ class LaneRun:
             self._let_go()
             self._wake()
 
+    def claim(self) -> int:
+        """Bytes that the server may send in addition, because as many were read."""
+        credit, self._taken = self._taken, 0
+        self._credit += credit
+        return credit
+
     def follow(self, call: RunCall) -> None:
         """It is no longer carried by the lane, which nothing came of, but by a call of its own."""
         self._let_go()
@@ -146,10 +153,8 @@ class LaneRun:
                 joined.append(self._pieces.popleft())
             piece = b"".join(joined)
         self._taken += size
-        if self._taken >= _LUMP_BYTES and self._carrier is not None:
-            self._carrier.credit(self._number, self._taken)
-            self._credit += self._taken
-            self._taken = 0
+        if self._taken >= _LUMP_BYTES // 2 and self._carrier is not None:
+            self._carrier.credit(self._number, self, pressing=self._taken >= _LUMP_BYTES)
         return piece
 
     @staticmethod

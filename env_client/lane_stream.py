@@ -117,10 +117,11 @@ class LaneStream:
         self._news.set()
         return run
 
-    def credit(self, number: int, size: int) -> None:
-        """Allow the server to send `size` bytes more of a run."""
-        self._outbox.credit(number, size)
-        self._news.set()
+    def credit(self, number: int, run: LaneRun, *, pressing: bool) -> None:
+        """Allow the server to send what `run` claims; at once, or with whatever else is said."""
+        self._outbox.credit(number, run, pressing=pressing)
+        if pressing:
+            self._news.set()
 
     def leave(self, number: int) -> None:
         """Give up a run; what still comes of it is dropped."""

@@ -20,6 +20,7 @@ from grpc_health.v1 import health_pb2
 
 from env_client.cli import main
 from env_client.config import COMMANDS, ClientSettings, SettingsError, make_parser, settings_table
+from env_client.request import Endpoint
 from tests.helpers.deltas import episode_stream, opening, reply
 from tests.helpers.scripted_end import End
 from tests.helpers.scripted_service import Hang, Reach, ScriptedService, Send
@@ -253,3 +254,20 @@ def test_the_table_and_the_dataclass_are_one() -> None:
     assert {*rows["broker"].commands, "tasks"} == set(COMMANDS)
     with pytest.raises(SettingsError, match="ENV_CLIENT_BROKER"):
         ClientSettings()
+
+
+def test_an_engine_is_named_with_its_dialect_and_key_variable() -> None:
+    arguments = ["run", "--broker", "127.0.0.1:1", "--endpoint", "http://engine/v1", "--dialect", "vllm-chat"]
+    settings = ClientSettings.from_namespace(
+        make_parser().parse_args([*arguments, "--key-variable", "A_KEY"])
+    )
+    assert settings.model_endpoint() == Endpoint(
+        "http://engine/v1", dialect="vllm-chat", key_variable="A_KEY"
+    )
+    assert ClientSettings(broker="127.0.0.1:1").model_endpoint() is None
+
+
+@pytest.mark.parametrize("name", ["dialect", "key_variable"])
+def test_what_is_said_of_an_engine_without_naming_it_is_refused(name: str) -> None:
+    with pytest.raises(SettingsError, match="--endpoint"):
+        ClientSettings(broker="127.0.0.1:1", **{name: "x"})
