@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # How long an example takes is the machine's affair: on a busy one, a right answer must not fail for it.
 hypothesis.settings.register_profile(
-    "untimed", suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    "untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("untimed")
 
