@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 CREDIT_BYTES: Final = 256 * 1024
 """What a worker may send of a run before the first of it was read."""
+LUMP_BYTES: Final = CREDIT_BYTES // 2
+"""Credit for which a message is worth its cost; half of it where one leaves anyway."""
 JOINED_BYTES: Final = MEBIBYTE
 """Most bytes of messages that are joined for the client; a larger one goes alone."""
 
@@ -39,8 +41,8 @@ class OverdrawnError(Exception):
 class Carrier(Protocol):
     """The stream that carries a run."""
 
-    def due(self, run: LaneRun) -> None:
-        """The run has a frame for the worker."""
+    def due(self, run: LaneRun, *, pressing: bool = True) -> None:
+        """The run has a frame for the worker; it leaves at once, or with whatever else leaves."""
 
     def leave(self, run: LaneRun) -> None:
         """Nobody wants the run any more."""
@@ -216,8 +218,8 @@ class LaneRun(WorkerCall):
             data = b"".join(some)
         self._size -= len(data)
         self._taken += len(data)
-        if self._taken >= CREDIT_BYTES // 2 and self._end is None:
-            self._carrier.due(self)
+        if self._taken >= LUMP_BYTES // 2 and self._end is None:
+            self._carrier.due(self, pressing=self._taken >= LUMP_BYTES)
         return data
 
     async def _news(self) -> None:

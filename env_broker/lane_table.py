@@ -42,6 +42,8 @@ class LaneTable(Carrier):
         self._due: Final[OrderedDict[LaneRun, None]] = OrderedDict()
         self._runs: Final[dict[int, LaneRun]] = {}
         self._last = 0
+        self._pressing = False
+        """Whether any that is due is worth a message of its own."""
 
     def __len__(self) -> int:
         """Runs that the worker has, as far as is known here."""
@@ -52,10 +54,12 @@ class LaneTable(Carrier):
         """Frames that are due."""
         return len(self._due)
 
-    def due(self, run: LaneRun) -> None:
+    def due(self, run: LaneRun, *, pressing: bool = True) -> None:
         """As in Carrier; a run that is new is opened by it."""
         self._due.setdefault(run)
-        self._on_due()
+        if pressing:
+            self._pressing = True
+            self._on_due()
 
     def leave(self, run: LaneRun) -> None:
         """As in Carrier."""
@@ -65,16 +69,17 @@ class LaneTable(Carrier):
             self.due(run)
 
     def next_message(self) -> bytes:
-        """A SessionRequest with what is due, as far as it fits into one; empty if nothing is."""
+        """A SessionRequest with what is due, as far as it fits into one; empty if none of it is pressing."""
         frames: list[bytes] = []
         size = 0
-        while self._due and len(frames) < lane_frames.MAX_FRAMES:
+        while self._pressing and self._due and len(frames) < lane_frames.MAX_FRAMES:
             run = next(iter(self._due))
             if frames and size + run.weight > lane_frames.MESSAGE_BYTES:
                 break
             del self._due[run]
             frames.append(self._frame(run))
             size += len(frames[-1])
+        self._pressing = self._pressing and bool(self._due)
         return lane_frames.joined(frames) if frames else b""
 
     def take(self, message: SessionResponse) -> None:

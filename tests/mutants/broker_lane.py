@@ -69,9 +69,23 @@ BROKER_LANE: Final = (
     Mutant(
         "lane: what was read earns no credit",
         RUN,
-        "        if self._taken >= CREDIT_BYTES // 2 and self._end is None:\n",
+        "        if self._taken >= LUMP_BYTES // 2 and self._end is None:\n",
         "        if self._taken < 0 and self._end is None:\n",
         (RUN_TESTS, MACHINE),
+    ),
+    Mutant(
+        "lane: all credit for a worker waits for another frame",
+        RUN,
+        "pressing=self._taken >= LUMP_BYTES)",
+        "pressing=False)",
+        (RUN_TESTS, TABLE_TESTS, MACHINE),
+    ),
+    Mutant(
+        "lane: any credit for a worker is worth a message",
+        TABLE,
+        "        while self._pressing and self._due",
+        "        while self._due",
+        (TABLE_TESTS,),
     ),
     Mutant(
         "lane: credit is given twice",

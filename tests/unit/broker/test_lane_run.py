@@ -11,7 +11,7 @@ from envtrio.v1.env_service_pb2 import EndRun, RunRequest, SessionRequest
 
 from env_broker import lane_run
 from env_broker.held_request import HeldRequest
-from env_broker.lane_run import CREDIT_BYTES, JOINED_BYTES, LaneRun, OverdrawnError
+from env_broker.lane_run import CREDIT_BYTES, JOINED_BYTES, LUMP_BYTES, LaneRun, OverdrawnError
 from env_broker.status import error_reason
 from tests.helpers.raw_client import run_request
 from tests.helpers.scripted_worker import Abort
@@ -29,10 +29,15 @@ class Carrier:
 
     def __init__(self) -> None:
         self.dues = 0
+        self.rides = 0
+        """Frames that wait for another to leave."""
         self.leaves = 0
 
-    def due(self, run: LaneRun) -> None:
-        self.dues += 1
+    def due(self, run: LaneRun, *, pressing: bool = True) -> None:
+        if pressing:
+            self.dues += 1
+        else:
+            self.rides += 1
 
     def leave(self, run: LaneRun) -> None:
         self.leaves += 1
@@ -115,7 +120,7 @@ async def test_credit_is_given_in_lumps_and_a_short_run_costs_none() -> None:
     run.receive(bytes(half - 1))
     assert scene.carrier.dues == 0, "nobody has read it"
     await soon(run.read())
-    assert scene.carrier.dues == 0, "it is not worth a frame"
+    assert scene.carrier.dues == 0, "it is not worth a message"
     run.receive(b"x")
     await soon(run.read())
     assert scene.carrier.dues == 1
@@ -125,6 +130,20 @@ async def test_credit_is_given_in_lumps_and_a_short_run_costs_none() -> None:
     run.ended(EndRun())
     await soon(run.read())
     assert scene.carrier.dues == 1, "it has ended"
+
+
+async def test_half_a_lump_goes_with_what_leaves_anyway() -> None:
+    scene = Scene().sent()
+    run, half = scene.run, LUMP_BYTES // 2
+    run.receive(bytes(half - 1))
+    await soon(run.read())
+    assert (scene.carrier.rides, scene.carrier.dues) == (0, 0), "it is not worth a frame"
+    run.receive(b"x")
+    await soon(run.read())
+    assert (scene.carrier.rides, scene.carrier.dues) == (1, 0)
+    run.receive(b"y")
+    await soon(run.read())
+    assert run.claim() == half + 1, "what was read when it leaves"
 
 
 async def test_the_last_of_the_credit_lets_one_message_through_whatever_its_size() -> None:

@@ -20,7 +20,7 @@ from envtrio.v1.env_service_pb2 import (
 
 from env_broker.held_request import HeldRequest
 from env_broker.lane_frames import MAX_FRAMES, MESSAGE_BYTES
-from env_broker.lane_run import CREDIT_BYTES, LaneRun
+from env_broker.lane_run import CREDIT_BYTES, LUMP_BYTES, LaneRun
 from env_broker.lane_table import LaneFaultError, LaneTable
 from tests.helpers.raw_client import run_request
 
@@ -71,6 +71,26 @@ async def test_what_is_due_leaves_together_in_its_order() -> None:
     run_in(lane)
     assert frames(lane.next_message()) == ["leave_run 3", "run_credit 1", "open_run 4"]
     assert lane.next_message() == b""
+
+
+async def test_credit_that_is_not_pressing_leaves_with_what_is() -> None:
+    woken: list[None] = []
+    lane = LaneTable(lambda: woken.append(None))
+    run = run_in(lane)
+    lane.next_message()
+    woken.clear()
+    for _ in range(2):
+        lane.take(SessionResponse(run_data=RunData(run_number=1, data=bytes(LUMP_BYTES // 2))))
+        await run.read()
+        if not woken:
+            assert (lane.waiting, lane.next_message()) == (1, b"")
+    assert (len(woken), frames(lane.next_message())) == (1, ["run_credit 1"])
+    lane.take(SessionResponse(run_data=RunData(run_number=1, data=bytes(LUMP_BYTES // 2))))
+    await run.read()
+    assert lane.next_message() == b""
+    run_in(lane)
+    assert frames(lane.next_message()) == ["run_credit 1", "open_run 2"]
+    assert (lane.waiting, lane.next_message()) == (0, b"")
 
 
 async def test_a_message_has_its_size_and_a_larger_frame_goes_alone() -> None:

@@ -16,6 +16,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+class Run:
+    """Has read so many bytes."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def claim(self) -> int:
+        credit, self.size = self.size, 0
+        return credit
+
+
 def opening(size: int = 10, *, deadline: float | None = None, name: str = "") -> Opening:
     return Opening(pb.RunRequest(environment=name), size, deadline)
 
@@ -64,10 +75,12 @@ def test_a_message_is_read_frame_by_frame() -> None:
 def test_what_is_due_leaves_together_in_order() -> None:
     outbox = Outbox()
     assert outbox.next_message(0.0) is None
-    outbox.credit(1, 5)
+    run = Run(5)
+    outbox.credit(1, run, pressing=True)
     outbox.open(2, opening())
     outbox.leave(3)
-    outbox.credit(1, 6)
+    run.size += 6
+    outbox.credit(1, run, pressing=True)
     assert len(outbox) == 3
     assert list(drained(outbox)) == [
         [("run_credit", 1, 11), ("open_run", 2, INITIAL_CREDIT), ("leave_run", 3, 0)]
@@ -75,15 +88,47 @@ def test_what_is_due_leaves_together_in_order() -> None:
     assert len(outbox) == 0
 
 
+def test_credit_that_is_not_pressing_leaves_with_what_is() -> None:
+    outbox = Outbox()
+
+    def riding(number: int) -> None:
+        outbox.credit(number, Run(5), pressing=False)
+        assert outbox.next_message(0.0) is None
+        assert len(outbox) == 1
+
+    for number in (1, 2):
+        riding(number)
+        outbox.open(number + 10, opening())
+        assert list(drained(outbox)) == [
+            [("run_credit", number, 5), ("open_run", number + 10, INITIAL_CREDIT)]
+        ]
+    riding(3)
+    outbox.leave(4)
+    assert list(drained(outbox)) == [[("run_credit", 3, 5), ("leave_run", 4, 0)]]
+    riding(5)
+    outbox.confirm("run")
+    message = outbox.next_message(0.0)
+    assert message is not None
+    assert [frame.run_credit.run_number for frame in message.more] == [5]
+    riding(6)
+    outbox.credit(6, Run(0), pressing=True)
+    assert list(drained(outbox)) == [[("run_credit", 6, 5)]]
+    riding(7)
+    outbox.forget(7)
+    assert len(outbox) == 0
+
+
 def test_of_a_run_that_is_left_nothing_else_is_said() -> None:
     outbox = Outbox()
-    outbox.credit(1, 5)
+    outbox.credit(1, Run(5), pressing=True)
     outbox.leave(1)
     outbox.open(2, opening())
     outbox.leave(2)  # The server need not know of it.
     outbox.open(3, opening())
-    outbox.credit(3, 5)  # A server that sends of a run that it does not know yet gets nothing for it.
-    outbox.credit(4, 5)
+    outbox.credit(
+        3, Run(5), pressing=True
+    )  # A server that sends of a run that it does not know yet gets nothing for it.
+    outbox.credit(4, Run(5), pressing=True)
     outbox.forget(4)
     outbox.forget(5)
     assert list(drained(outbox)) == [[("leave_run", 1, 0), ("open_run", 3, INITIAL_CREDIT)]]
@@ -114,7 +159,7 @@ def test_a_message_is_bounded() -> None:
 
 def test_runs_that_were_not_told_of_can_be_taken_back() -> None:
     outbox = Outbox()
-    outbox.credit(1, 5)
+    outbox.credit(1, Run(5), pressing=True)
     for number in (2, 3):
         outbox.open(number, opening(number))
     outbox.leave(3)
@@ -155,6 +200,7 @@ def test_whatever_becomes_due_and_when_the_server_gets_a_right_sequence(
     outbox, server = Outbox(), _Server()
     live: list[int] = []
     allowed: dict[int, int] = {}
+    runs: dict[int, Run] = {}
     last = 0
     for step in steps:
         if step == "open":
@@ -166,14 +212,18 @@ def test_whatever_becomes_due_and_when_the_server_gets_a_right_sequence(
         elif live:
             number = data.draw(st.sampled_from(live))
             if step == "credit" and number in server.credit:  # As what was read had come.
-                outbox.credit(number, number)
+                run = runs.setdefault(number, Run(0))
+                run.size += number
+                outbox.credit(number, run, pressing=data.draw(st.booleans()))
                 allowed[number] = allowed.get(number, 0) + number
             elif step == "leave":
                 outbox.leave(number)
                 live.remove(number)
         assert len(outbox) <= last
-    while outbox:
-        server.take(outbox.next_message(0.0))
+    outbox.open(last + 1, opening())  # With which leaves what is not pressing.
+    while (message := outbox.next_message(0.0)) is not None:
+        server.take(message)
+    assert len(outbox) == 0
     assert set(live) <= set(server.credit)
     assert not server.left & set(live)
     for number in live:
@@ -182,7 +232,7 @@ def test_whatever_becomes_due_and_when_the_server_gets_a_right_sequence(
 
 def test_confirmations_leave_first_and_together() -> None:
     outbox = Outbox()
-    outbox.credit(1, 5)
+    outbox.credit(1, Run(5), pressing=False)
     for number in range(1_030):
         outbox.confirm(f"run-{number}")
     assert len(outbox) == 1_031
@@ -218,7 +268,7 @@ def test_no_message_has_more_than_1024_further_frames(confirmations: int) -> Non
     for number in range(confirmations):
         outbox.confirm(f"run-{number}")
     for number in range(1, 3_001):
-        outbox.credit(number, 5)
+        outbox.credit(number, Run(5), pressing=True)
     counts = []
     while (message := outbox.next_message(0.0)) is not None:
         counts.append(1 + len(message.more))

@@ -21,13 +21,17 @@ OK = RunStatus(0)
 
 
 class Carrier:
-    """Notes what it is told."""
+    """Notes what it is told, and takes credit when it leaves by itself."""
 
     def __init__(self) -> None:
         self.told: list[tuple[int, int | str]] = []
+        self.riding: LaneRun | None = None
+        """Has credit that leaves with something else."""
 
-    def credit(self, number: int, size: int) -> None:
-        self.told.append((number, size))
+    def credit(self, number: int, run: LaneRun, *, pressing: bool) -> None:
+        self.riding = None if pressing else run
+        if pressing:
+            self.told.append((number, run.claim()))
 
     def leave(self, number: int) -> None:
         self.told.append((number, "left"))
@@ -95,6 +99,27 @@ async def test_credit_is_given_back_in_lumps_for_what_was_read() -> None:
     run.end(OK)
     await run.read()
     assert carrier.told == [(7, half)]  # It has ended: nobody needs more.
+
+
+async def test_half_a_lump_of_credit_leaves_with_something_else() -> None:
+    carrier = Carrier()
+    run, quarter = run_of(carrier), INITIAL_CREDIT // 4
+    run.append(b"a" * (quarter - 1))
+    await run.read()
+    assert carrier.riding is None
+    run.append(b"b")
+    await run.read()
+    assert carrier.riding is run
+    run.append(b"c" * 5)
+    await run.read()
+    assert run.claim() == quarter + 5  # What was read when it leaves.
+    assert run.claim() == 0
+    assert carrier.told == []
+    run.append(b"d" * (2 * quarter - 1))
+    await run.read()
+    run.append(b"e")
+    await run.read()
+    assert carrier.told == [(7, 2 * quarter)]
 
 
 async def test_more_than_was_allowed_ends_it() -> None:
