@@ -12,12 +12,17 @@ _HOMES = {
     "array_keeper": "env_worker.arrays.keeper",
     "TRAINING_ARRAY_FIELDS": "env_worker.domain",
     "Episode": "env_worker.domain",
+    "InvalidTaskError": "env_worker.domain",
+    "Message": "env_worker.domain",
     "Node": "env_worker.domain",
     "SamplingMask": "env_worker.domain",
+    "ToolError": "env_worker.domain",
     "TopLogprobs": "env_worker.domain",
     "Trace": "env_worker.domain",
     "LATE_CANCEL_SECONDS": "env_worker.domain.ledger",
+    "Context": "env_worker.envs.base",
     "Environment": "env_worker.envs.base",
+    "EngineError": "env_worker.model.errors",
     "EpisodeHook": "env_worker.hook",
     "set_episode_hook": "env_worker.hook",
     "serve": "env_worker.serving",
@@ -25,21 +30,37 @@ _HOMES = {
 
 if TYPE_CHECKING:
     from env_worker.arrays.keeper import ArrayKeeper, array_keeper
-    from env_worker.domain import TRAINING_ARRAY_FIELDS, Episode, Node, SamplingMask, TopLogprobs, Trace
+    from env_worker.domain import (
+        TRAINING_ARRAY_FIELDS,
+        Episode,
+        InvalidTaskError,
+        Message,
+        Node,
+        SamplingMask,
+        ToolError,
+        TopLogprobs,
+        Trace,
+    )
     from env_worker.domain.ledger import LATE_CANCEL_SECONDS
-    from env_worker.envs.base import Environment
+    from env_worker.envs.base import Context, Environment
     from env_worker.hook import EpisodeHook, set_episode_hook
+    from env_worker.model.errors import EngineError
     from env_worker.serving import serve
 
 __all__ = [
     "LATE_CANCEL_SECONDS",
     "TRAINING_ARRAY_FIELDS",
     "ArrayKeeper",
+    "Context",
+    "EngineError",
     "Environment",
     "Episode",
     "EpisodeHook",
+    "InvalidTaskError",
+    "Message",
     "Node",
     "SamplingMask",
+    "ToolError",
     "TopLogprobs",
     "Trace",
     "array_keeper",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final
 
 import configargparse
@@ -14,6 +14,7 @@ from env_worker.domain import TRAINING_ARRAY_FIELDS
 from env_worker.domain.ledger import LATE_CANCEL_SECONDS
 from env_worker.domain.sessions import SESSION_GRACE_SECONDS
 from env_worker.local_address import local_address
+from env_worker.model_settings import ModelSettings
 from env_worker.setting import (
     VARIABLE_PREFIX,
     Setting,
@@ -49,7 +50,7 @@ LOCAL_SLOT_VARIABLE: Final = "ENV_WORKER_LOCAL_SLOT"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSettings:
+class WorkerSettings(ModelSettings):
     """How a worker runs. SettingsError if a value is out of its range."""
 
     environments: tuple[str, ...] = setting(
@@ -176,8 +177,6 @@ class WorkerSettings:
         "HOST:PORT",
         "address at which Prometheus reads metrics; port 0 picks a free one",
     )
-    seed: int = setting("--seed", 0, "number", "seed of the simulated model")
-    accuracy: float = setting("--accuracy", 0.6, "0 to 1", "rate at which the simulated model is right")
     insecure: bool = setting(
         "--insecure", False, "switch", "allow an address beyond loopback: neither encrypted nor authenticated"
     )
@@ -201,8 +200,7 @@ class WorkerSettings:
             self._check_range(name, 0, 86_400)
         for name in ("late_cancel_seconds", "session_grace_seconds"):
             self._check_range(name, 0, 86_400)
-        self._check_range("accuracy", 0, 1)
-        self._check_range("seed", -(2**63), 2**63 - 1)
+        self.check_model_settings()
         self._check_arrays()
         for name in ("listen", "broker", "advertise", "metrics"):
             if (address := getattr(self, name)) is not None:
@@ -270,12 +268,14 @@ class WorkerSettings:
         check_range(_flag(name), getattr(self, name), low, high)
 
 
-_LISTS: Final = ("environments", "array_fields")
+_LISTS: Final = ("environments", "array_fields", "allow_endpoint", "allow_key_variable", "model_arrays")
 
 
 def settings_table() -> tuple[Setting, ...]:
-    """Every setting, in the order in which help lists them."""
-    return table_of(WorkerSettings)
+    """Every setting, in the order in which help lists them: those of models, which are inherited, last."""
+    rows = table_of(WorkerSettings)
+    inherited = {item.name for item in fields(ModelSettings)}
+    return tuple(sorted(rows, key=lambda row: row.name in inherited))
 
 
 KNOWN_VARIABLES: Final = frozenset({LOCAL_SLOT_VARIABLE, *(row.variable for row in settings_table())})

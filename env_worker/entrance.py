@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from envtrio.v1.env_service_pb2 import RunRequest
 
     from env_worker.envs.registry import EnvironmentRegistry
-    from env_worker.model.base import ModelClient
+    from env_worker.model.engines import Engines
     from env_worker.port import RunPort
     from env_worker.run import Run, RunSpec
     from env_worker.runner import Runner
@@ -37,14 +37,14 @@ class Entrance:
         self,
         runner: Runner,
         environments: EnvironmentRegistry,
-        model: ModelClient,
+        engines: Engines,
         *,
         named: Callable[[str], None],
         clock: Callable[[], float],
     ) -> None:
         self._runner: Final = runner
         self._environments: Final = environments
-        self._model: Final = model
+        self._engines: Final = engines
         self._named: Final = named
         self._clock: Final = clock
 
@@ -54,7 +54,7 @@ class Entrance:
 
     def read(self, request: RunRequest, deadline: float | None) -> RunSpec:
         """What `request` asks for. Refusal if it cannot be run. A large one may be read in a thread."""
-        return read_request(request, self._environments, self._model, deadline)
+        return read_request(request, self._environments, self._engines, deadline)
 
     def admit(self, spec: RunSpec, port: RunPort[Refusal], size: int) -> Run:
         """Admit a run whose request has `size` bytes, and carry it to `port`. Refusal if it is not admitted.

@@ -44,10 +44,17 @@ class EnvironmentLoop:
     Args:
         soon: `call_soon` of the one loop whose thread calls `submit` and `cancel`: then what one turn of that
             loop submits wakes the environments' thread once. Without it each call may wake it.
+        at_end: awaited on the environments' loop before it is closed, when no environment runs any more.
     """
 
-    def __init__(self, soon: Callable[[Callable[[], None]], object] | None = None) -> None:
+    def __init__(
+        self,
+        soon: Callable[[Callable[[], None]], object] | None = None,
+        *,
+        at_end: Callable[[], Coroutine[Any, Any, None]] | None = None,
+    ) -> None:
         self._soon: Final = soon
+        self._at_end: Final = at_end
         self._loop: Final = asyncio.new_event_loop()
         self._loop.set_task_factory(self._new_task)
         self._thread: Final = threading.Thread(target=self._run, name="environments", daemon=True)
@@ -187,6 +194,11 @@ class EnvironmentLoop:
             else:
                 if not self._ended:
                     logger.error("an environment stopped the loop of all environments; they go on")
+        if self._at_end is not None:
+            try:
+                self._loop.run_until_complete(self._at_end())
+            except Exception:
+                logger.exception("what the environments shared could not be closed")
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.close()
 

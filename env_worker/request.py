@@ -12,7 +12,7 @@ from env_worker import wire
 from env_worker.delta.limits import MAX_MESSAGE_BYTES, largest_field_of
 from env_worker.domain import InvalidTaskError
 from env_worker.envs.registry import EnvironmentNotFoundError
-from env_worker.model.simulated import SIMULATED
+from env_worker.model.engines import EndpointNotAllowedError
 from env_worker.run import RunSpec
 from env_worker.status import Refusal
 from env_worker.strict_json import InvalidFieldError
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from env_worker.envs.base import Environment
     from env_worker.envs.registry import EnvironmentRegistry
     from env_worker.model.base import ModelClient
+    from env_worker.model.engines import Engines
 
 _M = TypeVar("_M", bound=Message)
 
@@ -100,7 +101,7 @@ def check_name(field: str, value: str) -> None:
 
 
 def read_request(
-    request: RunRequest, environments: EnvironmentRegistry, model: ModelClient, deadline: float | None
+    request: RunRequest, environments: EnvironmentRegistry, engines: Engines, deadline: float | None
 ) -> RunSpec:
     """The run that `request` asks for. Refusal naming field, value, limit and next step if it cannot be
     run."""
@@ -115,7 +116,7 @@ def read_request(
             "session_id",
             f"has {len(request.session_id)} characters, expected none or 32 lower-case hexadecimal digits",
         )
-    _check_endpoint(request.model)
+    model = _model(request.model, engines)
     name, environment = _environment(request.environment, environments)
     try:
         sampling = wire.sampling_params(request.sampling)
@@ -162,24 +163,19 @@ def _task(task_json: str) -> JsonObject:
         raise Refusal(errors_pb2.ERROR_REASON_INVALID_TASK, str(error), field="task_json") from error
 
 
-def _check_endpoint(model: ModelEndpoint) -> None:
-    """No endpoint and no key variable is on this worker's lists, so only the simulation can be asked for."""
-    check_name("model.model", model.model)
-    if model.url:
-        raise _not_allowed("model.url", model.url, "this worker's list of endpoints is empty")
-    if model.api_key_variable:
-        raise _not_allowed(
-            "model.api_key_variable", model.api_key_variable, "this worker's list of key variables is empty"
+def _model(asked: ModelEndpoint, engines: Engines) -> ModelClient:
+    check_name("model.model", asked.model)
+    _check_headers(asked.headers)
+    try:
+        return engines.model_for(
+            url=asked.url,
+            model=asked.model,
+            dialect=asked.dialect,
+            headers=asked.headers,
+            key_variable=asked.api_key_variable,
         )
-    if model.model not in ("", SIMULATED):
-        raise _not_allowed(
-            "model.model",
-            model.model,
-            f"this worker has no endpoint to ask, only its simulation {SIMULATED!r}",
-        )
-    if model.dialect:
-        raise _not_allowed("model.dialect", model.dialect, "this worker has no client for any dialect")
-    _check_headers(model.headers)
+    except EndpointNotAllowedError as error:
+        raise Refusal(errors_pb2.ERROR_REASON_ENDPOINT_NOT_ALLOWED, str(error), field=error.field) from error
 
 
 def _check_headers(headers: Mapping[str, str]) -> None:

@@ -16,6 +16,7 @@ from env_worker.domain.runs import ConfirmOutcome, InvalidRequestIdError, RunTab
 from env_worker.endings import ending
 from env_worker.environment_loop import EnvironmentLoop
 from env_worker.hook import HookThreads, current_hook
+from env_worker.model.engines import close_connections
 from env_worker.run import Run, RunSpec
 from env_worker.run_services import Services
 from env_worker.slots import Slots
@@ -43,8 +44,7 @@ class Runner:
         settings: places, queue, windows, threads.
         hook: whom to hand episodes; None: to the hook that is set when an episode finishes.
         adopt: called with a hook before it is used; raises where this worker cannot use it.
-        clock: monotonic seconds.
-        instance: the worker process, for episode heads.
+        clock, instance: monotonic seconds; the worker process, for episode heads.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Runner:
         self._loop: Final = asyncio.get_running_loop()
         self._threads: Final = HookThreads(settings.hook_threads, settings.hook_threads)
         self.take_keepers: Final = self._threads.take_keepers
-        self.environments: Final = EnvironmentLoop(self._loop.call_soon)
+        self.environments: Final = EnvironmentLoop(self._loop.call_soon, at_end=close_connections)
         self._runs: Final[dict[str, Run]] = {}
         self._tasks: Final[set[asyncio.Task[None]]] = set()
         self._changed: Final = asyncio.Event()

@@ -26,7 +26,7 @@ from env_worker.held_arrays import HeldArrays
 from env_worker.hook import HookLoadError, current_hook
 from env_worker.isolate.registry import load_environments
 from env_worker.listening import bind, cannot_listen, check_exposure, give_up_ports
-from env_worker.model.simulated import SimulatedModel
+from env_worker.model.engines import Engines
 from env_worker.registration import Registration
 from env_worker.runner import Runner
 from env_worker.servicer import SERVICE_NAME, VERSION, EnvServicer, describe_environments, method_handlers
@@ -147,7 +147,7 @@ class WorkerServer:
             settings, instance=self.instance, hook=self._hook, adopt=arrays.adopt, clock=self._clock
         )
         undo.push_async_callback(runner.close)
-        model = SimulatedModel(seed=settings.seed, accuracy=settings.accuracy)
+        engines = Engines(settings)
         sessions = self._sessions = Sessions(
             runner,
             instance=self.instance,
@@ -157,7 +157,7 @@ class WorkerServer:
         servicer = EnvServicer(
             runner,
             self.environments,
-            model,
+            engines,
             sessions,
             instance=self.instance,
             clock=self._clock,
@@ -190,7 +190,7 @@ class WorkerServer:
                 runner=runner,
                 instance=self.instance,
                 address=address,
-                environments=describe_environments(self.environments, model),
+                environments=describe_environments(self.environments, engines.default),
                 local_slot=self._local_slot,
                 drain=self._drain_ordered,
                 held=held.read,

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from env_worker import run
     from env_worker.envs.registry import EnvironmentRegistry
     from env_worker.model.base import ModelClient
+    from env_worker.model.engines import Engines
     from env_worker.run import RunSpec
     from env_worker.runner import Runner
     from env_worker.sessions import Sessions
@@ -76,7 +77,7 @@ class EnvServicer:
         self,
         runner: Runner,
         environments: EnvironmentRegistry,
-        model: ModelClient,
+        engines: Engines,
         sessions: Sessions,
         *,
         instance: str,
@@ -84,9 +85,9 @@ class EnvServicer:
         capabilities: Callable[[], list[str]] = list,
     ) -> None:
         self._runner: Final = runner
-        self._entrance: Final = Entrance(runner, environments, model, named=sessions.named, clock=clock)
+        self._entrance: Final = Entrance(runner, environments, engines, named=sessions.named, clock=clock)
         self._environments: Final = environments
-        self._model: Final = model
+        self._model: Final = engines.default
         self._sessions: Final = sessions
         self._instance: Final = instance
         self._capabilities: Final = capabilities

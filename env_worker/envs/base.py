@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from env_worker.domain import Episode, SamplingParams, Trace
     from env_worker.model.base import ModelClient
+    from env_worker.model.engine import Engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,12 @@ class Context:
     model: ModelClient
     episode: Episode
     deadline: float | None = None
+
+    @property
+    def engine(self) -> Engine | None:
+        """Where the run's model is, for an environment that brings a client of its own; None where it is the
+        simulation. What it asks is not limited by the worker's lists, so it keeps to this one."""
+        return getattr(self.model, "engine", None)
 
     def new_trace(
         self, agent: str = "agent", *, trainable: bool = True, model: str = "", trace_id: str | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import importlib
 import logging
 import socket
 import sys
@@ -17,6 +18,7 @@ from env_worker.isolate import lifeline
 from env_worker.isolate.frames import SOCKET_BYTES, read_frame, send_frame
 from env_worker.isolate.messages import Began, Cancel, Job
 from env_worker.isolate.reporter import Reporter
+from env_worker.model.engines import ENGINE_CLIENT
 from env_worker.stop_signals import StopSignals
 
 if TYPE_CHECKING:
@@ -26,9 +28,9 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Play the run that comes over the connection. Arguments: environment spec, log level, and the
-    descriptors of the connection and of the lifeline."""
-    spec, level, connection_fd, lifeline_fd = arguments
+    """Play the run that comes over the connection. Arguments: environment spec, log level, whether engines
+    may be asked, and the descriptors of the connection and of the lifeline."""
+    spec, level, asks_engines, connection_fd, lifeline_fd = arguments
     lifeline.hold_on(int(lifeline_fd))
     lifeline.be_killed_first()
     # Whoever ends all processes of a service at once means the worker, which gives its runs their time.
@@ -44,6 +46,8 @@ def main(arguments: Sequence[str]) -> None:
         environment: Environment | EnvironmentLoadError = _load(spec)
     except EnvironmentLoadError as error:  # it loaded in the worker: said to the run that needs it
         environment = error
+    if int(asks_engines):
+        importlib.import_module(ENGINE_CLIENT)  # takes a second, which the run need not wait
     try:
         _play(environment, read_frame(connection), connection)
     except (EOFError, OSError) as error:

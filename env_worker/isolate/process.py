@@ -20,6 +20,7 @@ from env_worker.isolate import lifeline
 from env_worker.isolate.frames import SOCKET_BYTES, FrameReader
 from env_worker.isolate.lifeline import LAST_WORDS
 from env_worker.isolate.log_lines import LogLines
+from env_worker.model.engines import ENGINE_CLIENT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,12 +63,13 @@ class ChildProcess:
             opened.callback(os.close, lines)
             level = str(logging.getLogger().getEffectiveLevel())
             fds = (its_connection.fileno(), its_lifeline)
+            asks_engines = str(int(ENGINE_CLIENT in sys.modules))
             # Only what the interpreter looks at: a path object is one of those that it skips.
             path = json.dumps([entry for entry in sys.path if isinstance(entry, str)])
             self._process: Final = subprocess.Popen(
                 (
                     *(sys.executable, "-P", "-c", _BOOT, path, "env_worker.isolate"),
-                    *(spec, level, *map(str, fds)),
+                    *(spec, level, asks_engines, *map(str, fds)),
                 ),
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from env_worker.model.routing_rows import new_rows, repair_placeholder, routing_hole
+from env_worker.model.routing_rows import (
+    ROUTED_EXPERTS,
+    fill_missing,
+    new_rows,
+    repair_placeholder,
+    routing_hole,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,7 +26,6 @@ if TYPE_CHECKING:
     from env_worker.domain import Int32Array, Message, RoutedExperts, Trace
     from env_worker.model.dialects.base import Answer
 
-_ROUTED_EXPERTS: Final = "routed_experts"
 _NO_IDS: Final = np.empty(0, np.int32)
 
 
@@ -86,12 +91,13 @@ def write_turn(trace: Trace, placement: Placement, answer: Answer) -> Written:
 
     The rows of the new tokens come from `answer.routing`, but for the very last token's, for which an engine
     has none yet: there stands a copy of the row before. What stood there for the turn before is replaced by
-    the row that this turn's prefill found; nothing else of earlier nodes changes. Rows that do not fit are a
-    hole. Call it right after `place`, before anything else is written.
+    the row that this turn's prefill found, and earlier nodes that have no rows get those that came with this
+    turn; nothing else of them changes. Rows that do not fit are a hole. Call it right after `place`, before
+    anything else is written.
     """
     holes = dict(answer.holes)
     rows = _routed(trace, placement, answer, holes)
-    unrouted = {field: why for field, why in holes.items() if field == _ROUTED_EXPERTS}
+    unrouted = {field: why for field, why in holes.items() if field == ROUTED_EXPERTS}
     parent, written = placement.parent, 0
     for message, ids, tools_json in placement.added:
         parent = trace.add_node(
@@ -143,9 +149,10 @@ def _routed(
     if tokens == reused:
         return None
     if hole := routing_hole(trace, parent, reused, tokens, routing):
-        holes[_ROUTED_EXPERTS] = hole
+        holes[ROUTED_EXPERTS] = hole
         return None
     repair_placeholder(trace, parent, reused, routing)
+    fill_missing(trace, parent, reused, routing)
     return new_rows(reused, tokens, routing)
 
 

@@ -6,13 +6,15 @@ next turn's prefill finds. Until then a copy of the row before stands in its pla
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 if TYPE_CHECKING:
     from env_worker.domain import RoutedExperts, Trace
     from env_worker.model.dialects.base import RoutingRows
+
+ROUTED_EXPERTS: Final = "routed_experts"
 
 
 def routing_hole(
@@ -54,6 +56,21 @@ def repair_placeholder(trace: Trace, parent: int | None, reused: int, routing: R
         return
     row = len(trace.nodes[last].token_ids) - 1
     trace.repair_routing(last, row, routing.rows[reused - 1 - routing.start])
+
+
+def fill_missing(trace: Trace, parent: int | None, reused: int, routing: RoutingRows) -> None:
+    """Give nodes on the path to `parent`, of `reused` tokens together, rows that the engine did not give in
+    their own turn, as far as it has given them now."""
+    node, end = parent, reused
+    while node is not None:
+        found = trace.nodes[node]
+        begin = end - len(found.token_ids)
+        if begin < routing.start:
+            return
+        if begin < end and found.routing is None:
+            found.routed_experts = routing.rows[begin - routing.start : end - routing.start].copy()
+            found.holes = {field: why for field, why in found.holes.items() if field != ROUTED_EXPERTS}
+        node, end = found.parent, begin
 
 
 def _row_shape(trace: Trace, node: int | None) -> tuple[int, ...] | None:

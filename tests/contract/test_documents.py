@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 SHOWN_ADDRESS = "127.0.0.1:50051"
 ARRAYS = "docs/training_arrays.md"
+ENVIRONMENTS = "docs/environments.md"
 QUICK_END = ("--drain-seconds", "0", "--linger-seconds", "0")
 
 
@@ -98,6 +99,11 @@ async def test_the_hook_keeps_and_its_reference_arrives(address: str) -> None:
     assert json.loads(episode.traces[0].info_json["arrays_at"]) == f"{episode.head.episode_id}/trace-0"
     hook = block("class Hook").partition("class Hook:")[2].partition("\nhook =")[0]
     assert len([line for line in hook.splitlines() if line.strip()]) <= 20
+
+
+async def test_the_environment_and_its_rehearsal_run(tmp_path: Path) -> None:
+    (tmp_path / "my_envs.py").write_text(block("class Echo", ENVIRONMENTS))
+    await run_code(block("ScriptedModel", ENVIRONMENTS), tmp_path)
 
 
 def test_the_hook_says_what_it_holds_and_gives_it_away() -> None:

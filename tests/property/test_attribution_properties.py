@@ -83,11 +83,11 @@ class Model:
         assert written.node == len(nodes) - 1
         new_path = self.trace.path(written.node)
         assert [nodes[index].message for index in new_path] == texts
-        for node, message, token_ids, mask, holes in before:
-            assert (node.message, node.token_ids, node.mask) == (message, token_ids, mask)
-            assert node.holes == holes
         reused = [index for index in new_path if index < count]
-        self._learn(said, reused, asked)
+        filled = self._learn(said, reused, asked)
+        for index, (node, message, token_ids, mask, holes) in enumerate(before):
+            assert (node.message, node.token_ids, node.mask) == (message, token_ids, mask)
+            assert node.holes == ({} if index in filled else holes)
         assert (written.rewritten, len(reused)) == self._deepest(path, prompt, asked.without_ids)
         seen = history if asked.without_ids else [*prompt, *asked.sampled]
         assert self.trace.token_ids(written.node).tolist() == seen
@@ -113,8 +113,9 @@ class Model:
         fits = [without_ids or self.ids[index] == prompt[: len(self.ids[index])] for index in path]
         return not all(fits), sum(fits)
 
-    def _learn(self, said: Answer, reused: list[int], asked: Asked) -> None:
-        """Adds the nodes of the turn, by what the engine gave and not by what the trace has."""
+    def _learn(self, said: Answer, reused: list[int], asked: Asked) -> set[int]:
+        """Adds the nodes of the turn, by what the engine gave and not by what the trace has. Which earlier
+        ones have got rows that they had none of."""
         nodes = self.trace.nodes
         for index in range(len(self.ids), len(nodes)):
             parent = nodes[index].parent
@@ -122,27 +123,35 @@ class Model:
             self.rows.append({})
             self.layers.append(0)
         if said.routing is None or said.prompt_ids is None:
-            return
+            return set()
         ids = self.ids[-1]
         first = len(self.ids[reused[-1]]) if reused else 0
         others = {self.layers[index] for index in reused} - {0, asked.layers}
         start, given = said.routing
         fits = start <= max(first - 1, 0) and len(given) == len(ids) - 1 - start
         if len(ids) == first or not fits or others:
-            return
+            return set()
         real = {
             position: row(ids, position, layers=asked.layers, wide=asked.wide)
-            for position in range(max(first - 1, 0), len(ids) - 1)
+            for position in range(start, len(ids) - 1)
         }
         for index in reused:
             if first - 1 in self.rows[index] and self.rows[index][first - 1] is None:
                 self.rows[index][first - 1] = real[first - 1]
-        new = [index for index in self.trace.path(len(nodes) - 1) if index not in reused]
-        for index in new:
+        filled = {
+            index
+            for index in reused
+            if not self.rows[index]
+            and len(nodes[index].token_ids)
+            and len(self.ids[index]) - len(nodes[index].token_ids) >= start
+        }
+        new = {*self.trace.path(len(nodes) - 1)} - {*reused}
+        for index in new | filled:
             end = len(self.ids[index])
             self.layers[index] = asked.layers if len(nodes[index].token_ids) else 0
             for position in range(end - len(nodes[index].token_ids), end):
                 self.rows[index][position] = real.get(position)
+        return filled
 
     def check_rows(self) -> None:
         """Each row is the engine's of its place, or the placeholder; none is where it gave none."""

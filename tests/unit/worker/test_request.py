@@ -8,8 +8,9 @@ import pytest
 from envtrio.v1 import env_service_pb2 as pb
 from google.rpc import error_details_pb2
 
+from env_worker.config import WorkerSettings
 from env_worker.envs.registry import EnvironmentRegistry
-from env_worker.model.simulated import SimulatedModel
+from env_worker.model.engines import Engines
 from env_worker.request import read_request
 from env_worker.status import CODES, Refusal
 
@@ -29,7 +30,7 @@ class Picky:
 def read(*specs: str, **fields: Any) -> RunSpec:
     fields = {"request_id": ID, "protocol_generation": 1, "task_json": "{}", **fields}
     registry = EnvironmentRegistry(specs or ("synthetic",))
-    return read_request(pb.RunRequest(**fields), registry, SimulatedModel(), 5.0)
+    return read_request(pb.RunRequest(**fields), registry, Engines(WorkerSettings()), 5.0)
 
 
 def refused(*specs: str, **fields: Any) -> Refusal:

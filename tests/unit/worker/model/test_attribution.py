@@ -110,7 +110,7 @@ def test_without_a_message_the_rest_of_the_prompt_begins_the_answer() -> None:
     assert ids_of(trace) == [[1, 2], [3, 4, 5]]
     assert trace.nodes[node].mask.tolist() == [False, True, True]
     assert trace.nodes[node].logprobs.tolist() == [-1, -2]
-    assert routed(trace, node) == expected([1, 2, 3, 4, 5])[2:], "those of its own nodes"
+    assert routed(trace, node) == expected([1, 2, 3, 4, 5])
 
 
 def test_branches_from_one_node_share_the_row_that_the_first_prefill_found() -> None:
@@ -174,9 +174,9 @@ def test_rows_that_do_not_fit_are_a_hole_of_that_turn(given: RoutingRows, hole: 
     assert routed(trace, second.node) == before
     assert trace.nodes[3].holes == trace.nodes[4].holes == {"routed_experts": hole}
     told = f"node 3 of 1 tokens has no routed_experts: {hole}"
-    assert field_states(trace.nodes, "routed_experts")[-1].hole == told
+    assert field_states(trace.nodes, "routed_experts")[second.node].hole == told
     third = turn(trace, second.node, MORE, [*range(8)], [8], start=6).node
-    assert routed(trace, third)[len(before) :] == expected([*range(9)])[7:]
+    assert routed(trace, third)[len(before) :] == expected([*range(9)])[6:], "the answer's, of one token, too"
     assert not trace.nodes[third].holes
     assert field_states(trace.nodes, "routed_experts")[third].hole == told
     fourth = turn(trace, first, MORE, [0, 1, 2, 3, 4, 9], [8], start=4).node
@@ -233,3 +233,27 @@ def test_rows_do_not_hold_the_engines_whole_answer() -> None:
 def test_a_parent_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match="leaf is 3, expected the index"):
         place(Trace("trace-0"), 3, MORE, np.array([1], np.int32))
+
+
+def test_rows_that_come_with_a_later_turn_fill_what_an_earlier_one_left_out() -> None:
+    trace = Trace("trace-0")
+    first = turn(trace, None, ASKED, [1, 2, 3], [70, 4, 5], start=0)
+    # A template that leaves out reasoning: rows were asked for from the last known token on, and are needed
+    # from an earlier one.
+    second = turn(trace, first.node, MORE, [1, 2, 3, 4, 5, 6, 7, 8], [9], start=5)
+    assert second.rewritten
+    assert "rows from position 5 on" in second.holes["routed_experts"]
+    assert field_states(trace.nodes, "routed_experts")[second.node].hole is not None
+    third = turn(trace, second.node, MORE, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10], [11], start=0)
+    assert (third.holes, third.rewritten) == ({}, False)
+    assert routed(trace, third.node) == expected([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11])
+    assert field_states(trace.nodes, "routed_experts")[third.node].hole is None
+    assert all(not trace.nodes[index].holes for index in trace.path(third.node))
+
+
+def test_rows_from_the_middle_of_a_node_do_not_fill_it() -> None:
+    trace = Trace("trace-0")
+    first = turn(trace, None, ASKED, [1, 2, 3], [4, 5], holes={"routed_experts": "none came"})
+    second = turn(trace, first.node, MORE, [1, 2, 3, 4, 5, 6], [7], start=4)
+    assert trace.nodes[first.node].routing is None
+    assert second.holes == {}

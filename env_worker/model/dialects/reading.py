@@ -1,0 +1,192 @@
+"""Filling an answer field by field: what cannot be used becomes a hole, and the rest stays."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from env_worker.model.dialects.base import (
+    LOGPROBS,
+    TOKEN_IDS,
+    WEIGHT_VERSIONS,
+    Answer,
+    EngineOptions,
+    Question,
+    RoutingRows,
+)
+from env_worker.model.fields.json_values import (
+    AbsentError,
+    FieldError,
+    get_count,
+    get_list,
+    get_object,
+    get_text,
+    integers,
+)
+from env_worker.model.fields.logprobs import sampled_logprobs, top_logprobs
+from env_worker.model.fields.masks import sampling_mask
+from env_worker.model.fields.messages import finish_reason
+from env_worker.model.fields.sampling import heads_wanted
+from env_worker.model.fields.versions import weight_versions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from env_worker.domain import Int32Array, Message
+    from env_worker.model.fields.logprob_shapes import Candidates, Sampled
+    from env_worker.model.fields.routing import Placed
+
+T = TypeVar("T")
+
+ROUTED_EXPERTS: Final = "routed_experts"
+SAMPLING_MASK: Final = "sampling_mask"
+TOP_LOGPROBS: Final = "top_logprobs"
+
+_MOST_REASON: Final = 500
+"""Characters of a hole's reason, as nodes have them."""
+_LARGE_TOKENS: Final = 2048
+_LARGE_TEXT: Final = 1 << 18
+"""Reading so many sampled tokens, or so long a base64 text, takes a millisecond or more."""
+
+
+def asked_for(question: Question, options: EngineOptions, *always: str) -> frozenset[str]:
+    """Fields whose absence is a hole: those of the worker's setting, heads where the sampling parameters want
+    some, and what a dialect asks for `always`."""
+    heads = {TOP_LOGPROBS} if heads_wanted(question.sampling) else set[str]()
+    return options.arrays | heads | set(always)
+
+
+def begin(response: Mapping[str, Any], choice: Mapping[str, Any], message: Message) -> Answer:
+    """The answer that there is without any array."""
+    usage = get_object(response, "usage")
+    return Answer(
+        message=message,
+        finish_reason=finish_reason(choice),
+        model=get_text(response, "model"),
+        prompt_tokens=get_count(usage, "prompt_tokens") or 0,
+        completion_tokens=get_count(usage, "completion_tokens") or 0,
+        cached_tokens=get_count(get_object(usage, "prompt_tokens_details"), "cached_tokens"),
+    )
+
+
+async def read_aside(response: Mapping[str, Any], read: Callable[[], Answer]) -> Answer:
+    """What `read` makes of `response`: in a thread if there is much to read, so that the loop's other runs
+    go on."""
+    if _is_large(response):
+        return await asyncio.to_thread(read)
+    return read()
+
+
+class AnswerReader:
+    """Reads the fields of one answer. Token ids come first: without them nothing else per token is read.
+
+    Args:
+        answer: as `begin` makes it; its fields are filled in.
+        asked: fields whose absence is a hole. What is there, but wrong, always is one.
+    """
+
+    def __init__(self, answer: Answer, asked: frozenset[str]) -> None:
+        self.answer: Final = answer
+        self._asked: Final = asked
+        self._sampled: Int32Array | None = None
+
+    def token_ids(
+        self,
+        prompt: tuple[Mapping[str, Any], str],
+        sampled: tuple[Mapping[str, Any], str],
+        usage: Mapping[str, Any],
+    ) -> bool:
+        """Read both, each of an object and a key. False where one is missing or the counts do not agree:
+        then each array that was asked for has a hole."""
+        ids = self._take(TOKEN_IDS, lambda: (_ids(*prompt), _ids(*sampled)))
+        counted = get_count(usage, "completion_tokens")
+        if ids is not None and counted is not None and counted != len(ids[1]):
+            self._hole(
+                TOKEN_IDS,
+                f"the response has {len(ids[1])} token ids, but counts {counted} completion tokens",
+            )
+            ids = None
+        if ids is None:
+            for field in self._asked - {TOKEN_IDS, WEIGHT_VERSIONS}:
+                self._hole(field, f"no token ids: {self.answer.holes.get(TOKEN_IDS, 'none were asked for')}")
+            return False
+        answer = self.answer
+        answer.prompt_ids, answer.sampled_ids = ids
+        self._sampled = answer.sampled_ids
+        answer.prompt_tokens = answer.prompt_tokens or len(ids[0])
+        answer.completion_tokens = answer.completion_tokens or len(ids[1])
+        return True
+
+    def logprobs(self, read: Callable[[int], Sampled]) -> None:
+        """Of the sampled tokens. `read` is told how many there are."""
+        if (sampled := self._sampled) is not None and len(sampled):
+            self.answer.logprobs = self._take(LOGPROBS, lambda: sampled_logprobs(read(len(sampled)), sampled))
+
+    def top_logprobs(self, read: Callable[[int], Candidates], width: int) -> None:
+        """Up to `width` candidates of each sampled token."""
+        if (sampled := self._sampled) is None or not len(sampled):
+            return
+        if width:
+            self.answer.top_logprobs = self._take(
+                TOP_LOGPROBS, lambda: top_logprobs(read(len(sampled)), sampled, width)
+            )
+        else:
+            self.lacks(TOP_LOGPROBS, "the sampling parameters ask for none; set logprobs to how many")
+
+    def sampling_mask(self, parent: Mapping[str, Any], key: str) -> None:
+        """Of the sampled tokens."""
+        if (sampled := self._sampled) is not None and len(sampled):
+            self.answer.sampling_mask = self._take(SAMPLING_MASK, lambda: sampling_mask(parent, key, sampled))
+
+    def routing(self, read: Callable[[int], Placed]) -> None:
+        """Of prompt and sampled tokens. `read` is told how many there are."""
+        answer = self.answer
+        if answer.prompt_ids is None or answer.sampled_ids is None:
+            return
+        tokens = len(answer.prompt_ids) + len(answer.sampled_ids)
+        if (placed := self._take(ROUTED_EXPERTS, lambda: read(tokens))) is not None:
+            answer.routing = RoutingRows(*placed)
+
+    def weight_versions(self, parent: Mapping[str, Any], key: str) -> None:
+        """Of the sampled tokens."""
+        if (sampled := self._sampled) is not None:
+            spans = self._take(WEIGHT_VERSIONS, lambda: weight_versions(parent, key, len(sampled)))
+            self.answer.weight_versions = spans or ()
+
+    def lacks(self, field: str, reason: str) -> None:
+        """The API has no `field`: a hole if it was asked for."""
+        if field in self._asked:
+            self._hole(field, reason)
+
+    def _take(self, field: str, read: Callable[[], T]) -> T | None:
+        try:
+            return read()
+        except AbsentError as absent:
+            self.lacks(field, str(absent))
+        except FieldError as wrong:
+            self._hole(field, str(wrong))
+        return None
+
+    def _hole(self, field: str, reason: str) -> None:
+        self.answer.holes[field] = reason[:_MOST_REASON]
+
+
+def _ids(parent: Mapping[str, Any], key: str) -> Int32Array:
+    return integers(get_list(parent, key), key)
+
+
+def _is_large(response: Mapping[str, Any]) -> bool:
+    """Whether reading takes a while: seen at the ids, and at the routing rows."""
+    choices = response.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    if not isinstance(choice, dict):
+        return False
+    rows = choice.get(ROUTED_EXPERTS) or get_object(choice, "meta_info").get(ROUTED_EXPERTS)
+    rows = rows or get_object(response, "sglext").get(ROUTED_EXPERTS)
+    text = get_object({"rows": rows}, "rows").get("data", rows)
+    lists = (choice.get("token_ids"), choice.get("response_token_ids"))
+    return (
+        any(isinstance(ids, list) and len(ids) > _LARGE_TOKENS for ids in lists)
+        or (isinstance(text, str) and len(text) > _LARGE_TEXT)
+        or isinstance(rows, list)
+    )

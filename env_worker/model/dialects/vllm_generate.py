@@ -1,0 +1,140 @@
+"""vLLM's `/inference/v1/generate`: tokens in, tokens out, with the sampling masks that no other path has.
+
+A turn is three requests: the conversation is rendered to ids, sampled, and parsed back to a message. The
+middle one could parse by itself since 0.33 (`output_mode: "derender"`), but then names the candidates of each
+token by their text, and older servers refuse the word.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from env_worker.domain import Message
+from env_worker.model.dialects.base import LOGPROBS, TOKEN_IDS
+from env_worker.model.dialects.reading import ROUTED_EXPERTS, AnswerReader, asked_for, begin, read_aside
+from env_worker.model.dialects.rendering import render
+from env_worker.model.dialects.vllm_chat import START_KEY, chat_keys
+from env_worker.model.errors import MalformedAnswerError
+from env_worker.model.fields.json_values import (
+    FieldError,
+    get_list,
+    get_object,
+    integers,
+)
+from env_worker.model.fields.logprob_shapes import chat_candidates, chat_sampled
+from env_worker.model.fields.messages import assistant_message, finish_reason, first_choice
+from env_worker.model.fields.routing import vllm_rows
+from env_worker.model.fields.sampling import extra_keys, heads_wanted
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from env_worker.domain import JsonObject
+    from env_worker.model.dialects.base import Answer, EngineOptions, Post, Question
+    from env_worker.model.dialects.rendering import Rendered
+
+_PATH = "/inference/v1/generate"
+_DERENDER_PATH = "chat/completions/derender"
+
+
+class VllmGenerate:
+    """vLLM 0.24 and later, started with `--enable-scale-out` where it knows that flag. Parameters in
+    `sampling.extra` are those of chat requests."""
+
+    @property
+    def name(self) -> str:
+        return "vllm-generate"
+
+    @property
+    def endpoint(self) -> str:
+        return _PATH
+
+    async def ask(self, question: Question, options: EngineOptions, post: Post) -> Answer:
+        """See `Dialect.ask`."""
+        chat_request = {
+            **chat_keys(question),
+            "logprobs": True,
+            "top_logprobs": heads_wanted(question.sampling),
+            **extra_keys(question.sampling, "token_ids"),
+        }
+        rendered = await render(post, chat_request)
+        start = rendered.rows_from(question) if ROUTED_EXPERTS in options.arrays else 0
+        response = await post(_PATH, _body(question, rendered, start))
+        choice = await self._parsed(post, rendered, chat_request, first_choice(response))
+        return await read_aside(
+            response, partial(_read, response, choice, rendered, question, options, start)
+        )
+
+    async def _parsed(
+        self, post: Post, rendered: Rendered, chat_request: JsonObject, choice: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
+        """A chat choice with the message that the sampled ids are. MalformedAnswerError if there are none."""
+        try:
+            ids = get_list(choice, "token_ids")
+            integers(ids, "token_ids")
+        except FieldError as error:
+            raise MalformedAnswerError(f"{_PATH} gave no tokens to make a message of: {error}") from None
+        if not ids:  # as when it was aborted at once; derender refuses it
+            return {"message": Message.assistant().to_openai(), "finish_reason": finish_reason(choice)}
+        prompt_ids = rendered.prompt_ids.tolist()
+        generated = {
+            "request_id": "derender",
+            "choices": [
+                {
+                    "index": 0,
+                    "token_ids": ids,
+                    "finish_reason": finish_reason(choice) or None,
+                    "stop_reason": choice.get("stop_reason"),
+                }
+            ],
+            "prompt_token_ids": prompt_ids,
+        }
+        request = {
+            "model": chat_request["model"],
+            "generate_response": generated,
+            "prompt_tokens": len(prompt_ids),
+            "chat_request": chat_request,
+        }
+        return first_choice(await post(_DERENDER_PATH, request))
+
+
+def _body(question: Question, rendered: Rendered, start: int) -> JsonObject:
+    sampling_params = {**rendered.sampling_params, "logprobs": heads_wanted(question.sampling)}
+    if start:
+        sampling_params[START_KEY] = start
+    return {
+        **rendered.request,
+        "model": question.model,
+        "sampling_params": sampling_params,
+        "stream": False,
+        "return_token_ids": True,
+    }
+
+
+def _read(
+    response: Mapping[str, Any],
+    parsed: Mapping[str, Any],
+    rendered: Rendered,
+    question: Question,
+    options: EngineOptions,
+    start: int,
+) -> Answer:
+    choice = first_choice(response)
+    answer = begin(response, choice, assistant_message(parsed))
+    answer.finish_reason = finish_reason(parsed) or answer.finish_reason
+    answer.model = answer.model or question.model
+    reader = AnswerReader(answer, asked_for(question, options, TOKEN_IDS, LOGPROBS))
+    # Given back from 0.28 on, with the places of images filled in.
+    prompt = response if response.get("prompt_token_ids") is not None else rendered.request
+    key = "token_ids" if prompt is rendered.request else "prompt_token_ids"
+    if not reader.token_ids((prompt, key), (choice, "token_ids"), get_object(response, "usage")):
+        return answer
+    reader.logprobs(partial(chat_sampled, choice))
+    reader.top_logprobs(partial(chat_candidates, choice), heads_wanted(question.sampling))
+    reader.routing(
+        lambda tokens: vllm_rows(choice.get("routed_experts"), None, options, tokens=tokens, start=start)
+    )
+    reader.sampling_mask(choice, "sampling_mask")
+    reader.weight_versions(choice, "weight_versions")
+    return answer

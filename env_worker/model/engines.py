@@ -1,0 +1,180 @@
+"""The models that this worker's runs may ask."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import TYPE_CHECKING, Final
+
+from env_worker.domain import TRAINING_ARRAY_FIELDS
+from env_worker.model.allow_list import AllowList, base_url
+from env_worker.model.dialects.base import EngineOptions
+from env_worker.model.engine import Engine
+from env_worker.model.engine_model import EngineModel
+from env_worker.model.simulated import SIMULATED, SimulatedModel
+from env_worker.setting import SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from env_worker.model.allow_list import BaseUrl
+    from env_worker.model.base import ModelClient
+    from env_worker.model_settings import ModelSettings
+
+DIALECTS: Final = ("openai-chat", "vllm-chat", "vllm-completions", "vllm-generate", "sglang-chat")
+ENGINE_CLIENT: Final = "env_worker.model.http"
+"""Needs the extra, and is not imported where no engine is asked."""
+_SHOWN: Final = 80
+"""Characters of a value that came over the wire."""
+
+
+class EndpointNotAllowedError(Exception):
+    """A run asks for a model that this worker must not, or cannot, ask.
+
+    `field` is that of the request, `value` what it held, cut.
+    """
+
+    def __init__(self, field: str, value: str, why: str) -> None:
+        super().__init__(
+            f"{field} is {value[:_SHOWN]!r}, but {why}; leave it out, or ask the worker's operator"
+        )
+        self.field = field
+        self.value = value[:_SHOWN]
+
+
+class Engines:
+    """Gives each run its model: the engine it names, the worker's own, or the simulation.
+
+    Only endpoints and key variables on the worker's lists are used, the operator's own included: or any
+    client could send any secret of the worker anywhere.
+
+    SettingsError if an endpoint or a dialect of the settings is none, or the package for engines is missing.
+    """
+
+    def __init__(self, settings: ModelSettings) -> None:
+        self._settings: Final = settings
+        self._simulated: Final = SimulatedModel(seed=settings.seed, accuracy=settings.accuracy)
+        self._options: Final = EngineOptions(
+            arrays=frozenset(settings.model_arrays),
+            routing_shape=settings.routing_shape,
+            experts=settings.model_experts,
+            logprobs_mode=settings.model_logprobs_mode,
+        )
+        assert self._options.arrays <= set(TRAINING_ARRAY_FIELDS), "the settings were checked"
+        own = None if settings.model_url is None else _own_url("--model-url", settings.model_url)
+        self._own: Final = own
+        try:
+            self._allowed: Final = AllowList(settings.allow_endpoint)
+        except ValueError as error:
+            raise SettingsError(f"--allow-endpoint: {error}") from error
+        if settings.model_dialect not in DIALECTS:
+            raise SettingsError(
+                f"--model-dialect is {settings.model_dialect!r}; choose one of {', '.join(DIALECTS)}"
+            )
+        if own is not None or len(self._allowed):
+            try:
+                # Now, since it takes a second: not while the environments' loop has runs to serve.
+                importlib.import_module(ENGINE_CLIENT)
+            except ImportError as error:
+                raise SettingsError(
+                    "--model-url and --allow-endpoint need the package openai, which is not installed "
+                    f"({error}); run: pip install 'envtrio[engines]'"
+                ) from error
+
+    @property
+    def default(self) -> ModelClient:
+        """The model of a run that names none."""
+        return self._simulated if self._own is None else self.model_for()
+
+    def model_for(
+        self,
+        *,
+        url: str = "",
+        model: str = "",
+        dialect: str = "",
+        headers: Mapping[str, str] | None = None,
+        key_variable: str = "",
+    ) -> ModelClient:
+        """The model that a run asks for, by the fields of its request; what is empty is the worker's own.
+
+        EndpointNotAllowedError naming the field.
+        """
+        if not url and (model == SIMULATED or self._own is None):
+            return self._simulation(model, dialect, key_variable)
+        where = self._own
+        if url:
+            where = self._endpoint(url)
+        assert where is not None
+        own = where == self._own
+        name = model or self._settings.model
+        if not name:
+            raise EndpointNotAllowedError(
+                "model.model", model, "this worker has no default model to ask there: name one"
+            )
+        variable = key_variable or (self._settings.model_key_variable if own else "") or ""
+        self._check_variable(variable)
+        if (chosen := dialect or self._settings.model_dialect) not in DIALECTS:
+            raise EndpointNotAllowedError(
+                "model.dialect", dialect, f"this worker speaks {', '.join(DIALECTS)}"
+            )
+        return self._made(Engine(str(where), name, chosen, dict(headers or {}), variable))
+
+    def _simulation(self, model: str, dialect: str, key_variable: str) -> SimulatedModel:
+        if model not in ("", SIMULATED):
+            raise EndpointNotAllowedError(
+                "model.model", model, f"this worker has no endpoint to ask, only its simulation {SIMULATED!r}"
+            )
+        if key_variable:
+            raise EndpointNotAllowedError("model.api_key_variable", key_variable, "no endpoint is asked")
+        if dialect:
+            raise EndpointNotAllowedError("model.dialect", dialect, "no endpoint is asked")
+        return self._simulated
+
+    def _endpoint(self, url: str) -> BaseUrl:
+        try:
+            where = base_url(url)
+        except ValueError as error:
+            raise EndpointNotAllowedError("model.url", url, f"{error}") from error
+        if where != self._own and where not in self._allowed:
+            others = f" ({len(self._allowed)} entries)" if len(self._allowed) else ", which is empty"
+            raise EndpointNotAllowedError(
+                "model.url", url, f"it is not on this worker's list of endpoints{others}: --allow-endpoint"
+            )
+        return where
+
+    def _check_variable(self, name: str) -> None:
+        settings = self._settings
+        if not name:
+            return
+        if name not in (settings.model_key_variable, *settings.allow_key_variable):
+            raise EndpointNotAllowedError(
+                "model.api_key_variable",
+                name,
+                "it is not on this worker's list of key variables: --allow-key-variable",
+            )
+        if not os.environ.get(name):
+            raise EndpointNotAllowedError(
+                "model.api_key_variable", name, "this worker has no environment variable of that name set"
+            )
+
+    def _made(self, engine: Engine) -> ModelClient:
+        return EngineModel(
+            engine,
+            self._options,
+            timeout_seconds=self._settings.model_timeout_seconds,
+            retries=self._settings.model_retries,
+        )
+
+
+async def close_connections() -> None:
+    """Close the running loop's connections to engines, where it has any: for its end."""
+    if (http := sys.modules.get(ENGINE_CLIENT)) is not None:
+        await http.close_clients()
+
+
+def _own_url(flag: str, text: str) -> BaseUrl:
+    try:
+        return base_url(text)
+    except ValueError as error:
+        raise SettingsError(f"{flag} is {text[:200]!r}: {error}") from error

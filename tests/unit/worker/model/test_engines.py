@@ -1,0 +1,170 @@
+"""Which model a run gets: what it names, the worker's own, or the simulation; and what it must not."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+
+from env_worker.config import WorkerSettings
+from env_worker.model import dialects
+from env_worker.model.engine import Engine
+from env_worker.model.engines import DIALECTS, EndpointNotAllowedError, Engines
+from env_worker.model.simulated import SimulatedModel
+from env_worker.setting import SettingsError
+
+KEY, OTHER_KEY = "ENGINES_TEST_KEY", "ENGINES_TEST_OTHER_KEY"
+SECRET = "sk-secret"
+
+
+@pytest.fixture(autouse=True)
+def keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (KEY, OTHER_KEY):
+        monkeypatch.setenv(name, SECRET)
+
+
+def engines(*arguments: str) -> Engines:
+    return Engines(WorkerSettings.from_arguments(arguments, {}))
+
+
+def own(*arguments: str) -> Engines:
+    return engines(
+        "--model-url", "http://own:8000/v1", "--model", "own-model", "--model-key-variable", KEY, *arguments
+    )
+
+
+def engine_of(model: Any) -> Engine:
+    engine = model.engine
+    assert isinstance(engine, Engine)
+    assert model.name == engine.model
+    assert not model.simulated
+    assert SECRET.encode() not in pickle.dumps(model)
+    return engine
+
+
+def test_without_any_endpoint_there_is_the_simulation_alone() -> None:
+    worker = engines("--seed", "7", "--accuracy", "0.25")
+    for asked in ({}, {"model": "simulated"}):
+        model = worker.model_for(**asked)
+        assert isinstance(model, SimulatedModel)
+        assert (model.seed, model.accuracy) == (7, 0.25)
+    assert isinstance(worker.default, SimulatedModel)
+
+
+def test_the_workers_own_engine_is_asked_where_a_run_names_none() -> None:
+    worker = own("--model-dialect", "vllm-chat")
+    expected = Engine("http://own:8000/v1", "own-model", "vllm-chat", {}, KEY)
+    assert engine_of(worker.model_for()) == expected
+    assert worker.default.name == "own-model"
+    assert engine_of(worker.model_for(model="tuned", dialect="openai-chat", headers={"x-a": "1"})) == Engine(
+        "http://own:8000/v1", "tuned", "openai-chat", {"x-a": "1"}, KEY
+    )
+    assert engine_of(worker.model_for(url="HTTP://OWN:8000/v1/")) == expected
+
+
+def test_the_simulation_can_be_asked_for_beside_an_engine() -> None:
+    assert isinstance(own().model_for(model="simulated"), SimulatedModel)
+
+
+def test_an_allowed_endpoint_gets_no_key_that_was_not_asked_for() -> None:
+    worker = own("--allow-endpoint", "http://other:1/v1", "--allow-key-variable", OTHER_KEY)
+    assert engine_of(worker.model_for(url="http://other:1/v1")).key_variable == ""
+    assert engine_of(worker.model_for(url="http://other:1/v1", key_variable=OTHER_KEY)) == Engine(
+        "http://other:1/v1", "own-model", "openai-chat", {}, OTHER_KEY
+    )
+    assert engine_of(worker.model_for(url="http://other:1/v1")).api_key == ""
+    assert engine_of(worker.model_for(url="http://other:1/v1", key_variable=OTHER_KEY)).api_key == SECRET
+
+
+@pytest.mark.parametrize(
+    ("asked", "field", "word"),
+    [
+        ({"url": "http://other:1/v1"}, "model.url", "--allow-endpoint"),
+        ({"url": "http://own:8000"}, "model.url", "--allow-endpoint"),
+        ({"url": "http://own:8000/v1@evil"}, "model.url", "characters"),
+        (
+            {"url": "http://listed:2/v1", "key_variable": "PATH"},
+            "model.api_key_variable",
+            "--allow-key-variable",
+        ),
+        ({"key_variable": "HOME"}, "model.api_key_variable", "--allow-key-variable"),
+        ({"url": "http://listed:2", "dialect": "grpc"}, "model.dialect", "vllm-generate"),
+    ],
+)
+def test_what_is_on_no_list_is_refused_by_its_field(asked: dict[str, str], field: str, word: str) -> None:
+    with pytest.raises(EndpointNotAllowedError) as refused:
+        own("--allow-endpoint", "http://listed:2").model_for(**asked)
+    assert refused.value.field == field
+    assert word in str(refused.value)
+    assert SECRET not in str(refused.value)
+
+
+def test_an_endpoint_without_a_model_to_ask_is_refused() -> None:
+    worker = engines("--allow-endpoint", "http://listed:2")
+    with pytest.raises(EndpointNotAllowedError, match="name one") as refused:
+        worker.model_for(url="http://listed:2")
+    assert refused.value.field == "model.model"
+
+
+def test_a_key_variable_that_is_not_set_is_refused_and_read_anew_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    worker = own()
+    engine = engine_of(worker.model_for())
+    monkeypatch.setenv(KEY, "sk-rotated")
+    assert engine.api_key == "sk-rotated"
+    monkeypatch.delenv(KEY)
+    with pytest.raises(LookupError, match=f"{KEY} of this worker is not set"):
+        _ = engine.api_key
+    with pytest.raises(EndpointNotAllowedError, match="no environment variable of that name"):
+        worker.model_for()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (("--model-url", "own:8000", "--model", "m"), "http:// or https://"),
+        (("--model-url", "http://own:8000/v1"), "--model does not say"),
+        (("--model", "m"), "--model-url"),
+        (("--model-key-variable", KEY), "--model-url"),
+        (("--allow-endpoint", "http://*"), "wildcard"),
+        (("--model-dialect", "grpc"), "vllm-generate"),
+        (("--model-arrays", "logits"), "routed_experts"),
+        (("--model-routing-shape", "48"), "48x8"),
+        (("--model-routing-shape", "0x8"), "48x8"),
+        (("--model-experts", "0"), "expected 1 to 65536"),
+        (("--model-timeout-seconds", "0"), "0.1"),
+        (("--model-retries", "-1"), "0 to 100"),
+        (("--model-logprobs-mode", "cooked"), "raw or processed"),
+        (("--allow-key-variable", "sk-ant-123456789"), "no name of an environment variable"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_at_the_start(arguments: tuple[str, ...], word: str) -> None:
+    with pytest.raises(SettingsError, match=r"^--") as refused:
+        engines(*arguments)
+    assert word in str(refused.value)
+    assert "123456789" not in str(refused.value), "it may be a key that stands where a name should"
+
+
+def test_lists_come_from_flags_and_from_variables() -> None:
+    settings = WorkerSettings.from_arguments(
+        ("--allow-endpoint", "http://a:1,http://b:2", "--allow-endpoint", "http://c:3"),
+        {
+            "ENV_WORKER_ALLOW_KEY_VARIABLE": "A_KEY,B_KEY",
+            "ENV_WORKER_MODEL_ARRAYS": "routed_experts",
+            "ENV_WORKER_MODEL_ROUTING_SHAPE": "48x8",
+            "ENV_WORKER_MODEL_EXPERTS": "128",
+        },
+    )
+    assert settings.allow_endpoint == ("http://a:1", "http://b:2", "http://c:3")
+    assert settings.allow_key_variable == ("A_KEY", "B_KEY")
+    assert (settings.model_arrays, settings.routing_shape, settings.model_experts) == (
+        ("routed_experts",),
+        (48, 8),
+        128,
+    )
+
+
+def test_the_dialects_that_may_be_asked_for_are_those_that_there_are() -> None:
+    assert set(DIALECTS) == set(dialects.DIALECTS)
