@@ -50,6 +50,17 @@ run: $(VENV)/.installed-run ## Run 32 reasoning tasks through a broker and two w
 test: $(VENV)/.installed-dev ## Run all tests
 	$(BIN)/python -m pytest -q --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
+# In environments of their own, since each version of a package like this pins much else.
+VERIFIERS ?= 0.4.0 0.4.1.dev86
+test-extras: | $(VENV)/bin/python ## Run the tests that need a large extra: verifiers, in each of its versions. About 5 minutes
+	@for version in $(VERIFIERS); do \
+		home=.bench/extras-$$version; \
+		echo "verifiers $$version: installing into $$home"; \
+		test -x $$home/bin/python || $(PYTHON) -m venv $$home || exit 1; \
+		$$home/bin/python -m pip --disable-pip-version-check --quiet install --editable '.[test,engines,verifiers]' verifiers==$$version || exit 1; \
+		$$home/bin/python -m pytest -q tests/extras/verifiers || exit 1; \
+	done
+
 verify: lint drift coverage ## All checks that are no tests, and the branch coverage of the core
 
 lint: $(VENV)/.installed-dev ## ruff, mypy, import-linter, buf
@@ -131,4 +142,4 @@ test-compose: ## Build the image, bring the pool up, run the client, take it dow
 clean: ## Remove environments and caches
 	rm -rf $(VENV) .venv-protos .bench build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
-.PHONY: help run test verify lint drift coverage soak mutants chaos fault-matrix bench bench-confirm bench-slow-reader bench-isolate bench-arrays bench-growth protos docs release-image format up down test-compose clean
+.PHONY: help run test test-extras verify lint drift coverage soak mutants chaos fault-matrix bench bench-confirm bench-slow-reader bench-isolate bench-arrays bench-growth protos docs release-image format up down test-compose clean

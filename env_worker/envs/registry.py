@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import inspect
+import logging
 import re
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
 
     from env_worker.envs.base import Environment
 
+logger = logging.getLogger(__name__)
+
 ENTRY_POINT_GROUP: Final = "envtrio.environments"
 
 _DEFINE_RUN: Final = "define: async def run(self, context) -> None"
@@ -24,17 +28,27 @@ _MODULE_ATTRIBUTE: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[
 
 @dataclass(frozen=True, slots=True)
 class BuiltIn:
-    """An environment of ours: where it is, the extra that it needs, and whether `NAME:ARGUMENT` is one."""
+    """An environment of ours: where it is, the extra that it needs, and whether `NAME:ARGUMENT` is one.
+
+    One that `names_itself` is served under its `name`, since its argument is a path or the like.
+    """
 
     target: str
     extra: str = ""
     takes_argument: bool = False
+    names_itself: bool = False
 
 
 BUILT_INS: Final[Mapping[str, BuiltIn]] = {
     "synthetic": BuiltIn("env_worker.envs.synthetic:SyntheticEnvironment"),
     "reasoning-gym": BuiltIn(
         "env_worker.envs.reasoning_gym:ReasoningGymEnvironment", extra="reasoning-gym", takes_argument=True
+    ),
+    "verifiers": BuiltIn(
+        "env_worker.envs.verifiers.environment:VerifiersEnvironment",
+        extra="verifiers",
+        takes_argument=True,
+        names_itself=True,
     ),
 }
 
@@ -88,7 +102,17 @@ class EnvironmentRegistry:
 
     async def close(self, seconds: float) -> None:
         """Let go of what the environments hold, waiting at most so long for runs that have been cancelled.
-        While their loop still runs."""
+        While their loop still runs: it calls the `let_go(seconds)` of those that have one, each in a thread
+        of its own, as it may wait for that loop."""
+        closing = [
+            asyncio.to_thread(let_go, seconds)
+            for environment in self._environments.values()
+            if callable(let_go := getattr(environment, "let_go", None))
+            and not inspect.iscoroutinefunction(let_go)
+        ]
+        for outcome in await asyncio.gather(*closing, return_exceptions=True):
+            if isinstance(outcome, Exception):
+                logger.error("an environment could not let go of what it holds", exc_info=outcome)
 
     def _served(self, spec: str, environment: Environment) -> Environment:
         return environment
@@ -118,6 +142,8 @@ def _load(spec: str) -> tuple[str, Environment]:
     served = target
     if name in BUILT_INS:
         environment = _built_in(spec, BUILT_INS[name], argument if colon else None)
+        if BUILT_INS[name].names_itself:
+            served = environment.name
     elif colon:
         environment = _instance(spec, _resolve(spec, target))
         declared = getattr(environment, "name", None)

@@ -97,7 +97,7 @@ def test_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
     point = EntryPoint("maths", f"{MODULE}:Named", registry.ENTRY_POINT_GROUP)
     monkeypatch.setattr(registry, "entry_points", lambda group: [point] if group == point.group else [])
     assert EnvironmentRegistry(["maths"]).names == ("maths",)
-    with pytest.raises(EnvironmentLoadError, match="use one of maths, reasoning-gym, synthetic, or"):
+    with pytest.raises(EnvironmentLoadError, match="one of maths, reasoning-gym, synthetic, verifiers, or"):
         EnvironmentRegistry(["math"])
 
 

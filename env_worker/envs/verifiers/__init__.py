@@ -1,0 +1,1 @@
+"""Serves environments of the verifiers package (extra `[verifiers]`); see docs/verifiers.md."""

@@ -1,0 +1,121 @@
+"""Messages, tools, calls and errors of verifiers as ours. Duck-typed: the package is not imported."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+from env_worker.domain import Call, EpisodeError, Message, WeightVersionSpan
+from env_worker.domain.records import MAX_DURATION_SECONDS, MAX_UNIX_SECONDS
+from env_worker.domain.text import clean_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from env_worker.domain.text import JsonObject
+
+_PHASES: Final = {"ProviderError": "model", "ToolsetError": "tool"}
+"""Where what verifiers names so happened; all else is the environment's: its harness, sandbox, task."""
+_DIALECTS: Final = (
+    ("/chat/completions", "openai-chat"),
+    ("/messages", "anthropic-messages"),
+    ("/responses", "openai-responses"),
+)
+_GENERATE: Final = "/inference/v1/generate"
+
+
+def message(theirs: Any) -> Message:
+    """A message, with nothing of it lost: what ours has no place for is in `extra_json`."""
+    content = theirs.content
+    said: dict[str, Any] = {
+        "role": theirs.role,
+        "content": content if isinstance(content, str) or content is None else [_part(p) for p in content],
+    }
+    for key in ("reasoning_content", "tool_call_id", "name", "provider_state"):
+        if value := getattr(theirs, key, None):
+            said[key] = value
+    if calls := getattr(theirs, "tool_calls", None):
+        said["tool_calls"] = [
+            {"id": call.id, "function": {"name": call.name, "arguments": call.arguments}} for call in calls
+        ]
+        unusual = [
+            {"index": index, "type": call.type, "namespace": call.namespace}
+            for index, call in enumerate(calls)
+            if call.type != "function" or call.namespace
+        ]
+        if unusual:
+            said["tool_call_kinds"] = unusual
+    return Message.from_openai(said)
+
+
+def tools_json(theirs: Iterable[Any]) -> str:
+    """Tools as the JSON text of an array in OpenAI's form; "" for none."""
+    offered = [_tool(tool) for tool in theirs]
+    return clean_text(json.dumps(offered, ensure_ascii=False)) if offered else ""
+
+
+def error(theirs: Any) -> EpisodeError:
+    """An error of a trace or an episode, in the phase that its type tells."""
+    return _error(theirs, _PHASES.get(theirs.type, "environment"), time.time())
+
+
+def call(theirs: Any, *, client: Any, attempt: int, weight_versions: Iterable[Any] = ()) -> Call:
+    """A model call. `client` is the agent's client configuration, `attempt` counts from 1, `weight_versions`
+    are the spans of its node."""
+    usage = theirs.usage
+    started = _unix(theirs.time.start)
+    endpoint, dialect = _where(theirs.endpoint or "", client)
+    return Call(
+        node=theirs.node,
+        model=clean_text(theirs.model or ""),
+        endpoint=endpoint,
+        dialect=dialect,
+        started_at=started,
+        duration_seconds=min(max(0.0, theirs.time.duration), MAX_DURATION_SECONDS - 1),
+        prompt_tokens=0 if usage is None else max(0, usage.input_tokens),
+        completion_tokens=0 if usage is None else max(0, usage.completion_tokens),
+        cached_tokens=None if usage is None else usage.cached_input_tokens,
+        finish_reason=theirs.finish_reason or "",
+        error=None if theirs.error is None else _error(theirs.error, "model", started),
+        attempt=attempt,
+        weight_versions=tuple(WeightVersionSpan(s.version, s.start, s.end) for s in weight_versions),
+    )
+
+
+def _part(part: Any) -> JsonObject:
+    if part.type == "text":
+        return {"type": "text", "text": part.text}
+    dumped: JsonObject = part.model_dump(mode="json", exclude_none=True)
+    return dumped
+
+
+def _tool(tool: Any) -> JsonObject:
+    dumped: JsonObject = tool.model_dump(mode="json", exclude_none=True)
+    kind = dumped.pop("type", "function")
+    return {"type": kind, "function": dumped} if kind == "function" else {"type": kind, **dumped}
+
+
+def _error(theirs: Any, phase: str, occurred_at: float) -> EpisodeError:
+    text = theirs.message or ""
+    status = theirs.status_code
+    if status is not None and str(status) not in text:
+        text = f"{text} (status {status})".lstrip()
+    return EpisodeError(theirs.type, text, phase, theirs.traceback or "", occurred_at)
+
+
+def _where(path: str, client: Any) -> tuple[str, str]:
+    """URL and API of the request. verifiers records the path that its harness asked for, which for the train
+    client is not that of the engine."""
+    base = str(getattr(client, "base_url", "") or "").rstrip("/")
+    if getattr(client, "type", "") == "train":
+        parts = urlsplit(base)
+        root = f"{parts.scheme}://{parts.netloc}{parts.path.removesuffix('/v1')}" if base else ""
+        return clean_text(root + _GENERATE), "vllm-generate"
+    dialect = next((name for end, name in _DIALECTS if path.endswith(end)), "")
+    return clean_text(base + path), dialect
+
+
+def _unix(seconds: float) -> float:
+    return seconds if 0 < seconds < MAX_UNIX_SECONDS else time.time()
