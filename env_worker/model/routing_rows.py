@@ -51,26 +51,39 @@ def repair_placeholder(trace: Trace, parent: int | None, reused: int, routing: R
     """Give the last token on the path to `parent`, number `reused - 1`, its row, if it still has none of its
     own.
     """
-    last = _last_with_tokens(trace, parent)
-    if last is None or trace.nodes[last].routing is None or _goes_on(trace, last):
-        return
-    row = len(trace.nodes[last].token_ids) - 1
-    trace.repair_routing(last, row, routing.rows[reused - 1 - routing.start])
+    if (last := _placeholder(trace, parent)) is not None:
+        row = len(trace.nodes[last].token_ids) - 1
+        trace.repair_routing(last, row, routing.rows[reused - 1 - routing.start])
 
 
 def fill_missing(trace: Trace, parent: int | None, reused: int, routing: RoutingRows) -> None:
     """Give nodes on the path to `parent`, of `reused` tokens together, rows that the engine did not give in
-    their own turn, as far as it has given them now."""
+    their own turn, as far as it has given them now. A node is filled only together with the placeholder
+    before it: or what is complete then would have that one in its midst."""
+    start, rows = routing
     node, end = parent, reused
     while node is not None:
         found = trace.nodes[node]
         begin = end - len(found.token_ids)
-        if begin < routing.start:
+        if begin < start or begin == start > 0:
             return
         if begin < end and found.routing is None:
-            found.routed_experts = routing.rows[begin - routing.start : end - routing.start].copy()
+            before = _placeholder(trace, found.parent)
+            found.routed_experts = rows[begin - start : end - start].copy()
             found.holes = {field: why for field, why in found.holes.items() if field != ROUTED_EXPERTS}
+            if before is not None:
+                last = len(trace.nodes[before].token_ids) - 1
+                trace.repair_routing(before, last, rows[begin - 1 - start])
         node, end = found.parent, begin
+
+
+def _placeholder(trace: Trace, node: int | None) -> int | None:
+    """The last node with tokens on the path to `node`, if it has rows and the last of them is a
+    placeholder."""
+    last = _last_with_tokens(trace, node)
+    if last is None or trace.nodes[last].routing is None or _goes_on(trace, last):
+        return None
+    return last
 
 
 def _row_shape(trace: Trace, node: int | None) -> tuple[int, ...] | None:

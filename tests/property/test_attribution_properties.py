@@ -31,7 +31,6 @@ class Asked:
     without_ids: bool
     rows: str
     wide: int
-    layers: int
 
 
 turns = st.builds(
@@ -45,7 +44,6 @@ turns = st.builds(
     without_ids=st.sampled_from([False, False, False, False, True]),
     rows=st.sampled_from(["asked", "asked", "asked", "whole", "whole", "none", "late", "short"]),
     wide=st.sampled_from([0, 0, 0, 300]),
-    layers=st.sampled_from([2, 2, 2, 2, 3]),
 )
 
 
@@ -58,8 +56,6 @@ class Model:
     """Of each node, from its root on."""
     rows: list[dict[int, Any]] = field(default_factory=list)
     """Of each node: position to the row that the engine gave, None for a placeholder."""
-    layers: list[int] = field(default_factory=list)
-    """Of each node's rows; 0 where it has none."""
 
     def play(self, number: int, asked: Asked) -> None:
         nodes = self.trace.nodes
@@ -104,7 +100,7 @@ class Model:
             return answer(prompt, asked.sampled, holes={"routed_experts": REASON})
         ids = [*prompt, *asked.sampled]
         start = {"whole": 0, "late": wanted + 1}.get(asked.rows, wanted)
-        given = rows_of(ids, start, layers=asked.layers, wide=asked.wide)
+        given = rows_of(ids, start, wide=asked.wide)
         if asked.rows == "short" and len(given.rows):
             given = given._replace(rows=given.rows[:-1])
         return answer(prompt, asked.sampled, routing=given)
@@ -121,20 +117,15 @@ class Model:
             parent = nodes[index].parent
             self.ids.append([*([] if parent is None else self.ids[parent]), *nodes[index].token_ids.tolist()])
             self.rows.append({})
-            self.layers.append(0)
         if said.routing is None or said.prompt_ids is None:
             return set()
         ids = self.ids[-1]
         first = len(self.ids[reused[-1]]) if reused else 0
-        others = {self.layers[index] for index in reused} - {0, asked.layers}
         start, given = said.routing
         fits = start <= max(first - 1, 0) and len(given) == len(ids) - 1 - start
-        if len(ids) == first or not fits or others:
+        if len(ids) == first or not fits:
             return set()
-        real = {
-            position: row(ids, position, layers=asked.layers, wide=asked.wide)
-            for position in range(start, len(ids) - 1)
-        }
+        real = {position: row(ids, position, wide=asked.wide) for position in range(start, len(ids) - 1)}
         for index in reused:
             if first - 1 in self.rows[index] and self.rows[index][first - 1] is None:
                 self.rows[index][first - 1] = real[first - 1]
@@ -143,12 +134,16 @@ class Model:
             for index in reused
             if not self.rows[index]
             and len(nodes[index].token_ids)
-            and len(self.ids[index]) - len(nodes[index].token_ids) >= start
+            and ((begin := len(self.ids[index]) - len(nodes[index].token_ids)) > start or begin == start == 0)
         }
+        begins = {len(self.ids[index]) - len(nodes[index].token_ids) for index in filled}
+        for index in reused:
+            for position, value in self.rows[index].items():
+                if value is None and position + 1 in begins:
+                    self.rows[index][position] = real[position]
         new = {*self.trace.path(len(nodes) - 1)} - {*reused}
         for index in new | filled:
             end = len(self.ids[index])
-            self.layers[index] = asked.layers if len(nodes[index].token_ids) else 0
             for position in range(end - len(nodes[index].token_ids), end):
                 self.rows[index][position] = real.get(position)
         return filled

@@ -176,7 +176,7 @@ def test_rows_that_do_not_fit_are_a_hole_of_that_turn(given: RoutingRows, hole: 
     told = f"node 3 of 1 tokens has no routed_experts: {hole}"
     assert field_states(trace.nodes, "routed_experts")[second.node].hole == told
     third = turn(trace, second.node, MORE, [*range(8)], [8], start=6).node
-    assert routed(trace, third)[len(before) :] == expected([*range(9)])[6:], "the answer's, of one token, too"
+    assert routed(trace, third)[len(before) :] == expected([*range(9)])[7:]
     assert not trace.nodes[third].holes
     assert field_states(trace.nodes, "routed_experts")[third].hole == told
     fourth = turn(trace, first, MORE, [0, 1, 2, 3, 4, 9], [8], start=4).node
@@ -249,6 +249,18 @@ def test_rows_that_come_with_a_later_turn_fill_what_an_earlier_one_left_out() ->
     assert routed(trace, third.node) == expected([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11])
     assert field_states(trace.nodes, "routed_experts")[third.node].hole is None
     assert all(not trace.nodes[index].holes for index in trace.path(third.node))
+
+
+def test_a_node_is_not_filled_without_the_placeholder_before_it() -> None:
+    trace = Trace("trace-0")
+    first = turn(trace, None, ASKED, [1, 2], [3, 4], start=0)
+    second = turn(trace, first.node, [], [1, 2, 3, 4], [5], holes={"routed_experts": "none came"})
+    third = turn(trace, second.node, [], [1, 2, 3, 4, 5], [6], start=4)
+    hole = field_states(trace.nodes, "routed_experts")[third.node].hole
+    assert hole == f"node {second.node} of 1 tokens has no routed_experts: none came"
+    fourth = turn(trace, third.node, [], [1, 2, 3, 4, 5, 6], [7], start=3)
+    assert routed(trace, fourth.node) == expected([1, 2, 3, 4, 5, 6, 7])
+    assert field_states(trace.nodes, "routed_experts")[fourth.node].hole is None
 
 
 def test_rows_from_the_middle_of_a_node_do_not_fill_it() -> None:
