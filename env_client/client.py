@@ -62,8 +62,8 @@ class EnvClient:
         env: the environment; None: the only one that the server has.
         model: the model to ask; None: the server's default.
         endpoint: where to ask it: a URL or an `Endpoint`; None: the server's default.
-        sampling: `SamplingParams`, or a mapping of its fields and further keys of the engine. A run's own
-            sampling replaces it as a whole.
+        sampling: `SamplingParams`, or a mapping of its fields and further keys of the engine; `logprobs` and
+            `top_logprobs` are its `top_logprobs_count`. A run's own sampling replaces it as a whole.
         owner: who may release the runs' training arrays by name.
         timeout: seconds that one run may take, from the call to the checked episode; None: no limit.
         credentials: of a TLS channel; None: in the clear.

@@ -25,6 +25,8 @@ _SESSION_ID_BYTES: Final = 34  # Of the field, which is set when the request lea
 _FOREVER_SECONDS: Final = 1e9
 """Some thirty years: gRPC takes more for a time that has passed."""
 _REQUEST_ID: Final = re.compile(r"[0-9a-f]{32}")
+_TOP_LOGPROBS: Final = ("logprobs", "top_logprobs")
+"""What engines call `top_logprobs_count`."""
 _SAMPLING_FIELDS: Final = frozenset(SamplingParams.DESCRIPTOR.fields_by_name)
 
 
@@ -181,6 +183,10 @@ def _sampling_params(sampling: Sampling) -> SamplingParams:
         if value is None:
             continue  # Absent: the engine's default.
         label = f"sampling.{name}"
+        if name in _TOP_LOGPROBS:
+            if isinstance(value, bool):
+                raise _malformed(label, value, "how many top log-probabilities each sampled token gets")
+            name = "top_logprobs_count"
         if name == "extra_json":
             raise _malformed(label, value, "further keys of the engine beside the others, as plain values")
         try:

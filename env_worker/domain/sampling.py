@@ -66,7 +66,8 @@ class SamplingParams:
         for key, value in self.extra.items():
             if key in _RANGES or key in ("stop", "extra"):
                 raise ValueError(
-                    f"extra sampling key {key!r} has a typed parameter of that name; set it there"
+                    f"extra sampling key {key!r} has a typed parameter: set "
+                    f"{'top_logprobs_count' if key == 'logprobs' else key} of SamplingParams"
                 )
             encode_json(value, f"extra sampling key {key!r}")
         object.__setattr__(self, "extra", dict(self.extra))

@@ -83,6 +83,14 @@ def test_sampling_by_mapping_or_message() -> None:
     assert list(built(sampling={"stop": ["a", "b"]}).sampling.stop) == ["a", "b"]
 
 
+@pytest.mark.parametrize("name", ["logprobs", "top_logprobs", "top_logprobs_count"])
+def test_the_number_of_top_logprobs_goes_by_the_names_that_engines_have_for_it(name: str) -> None:
+    params = built(sampling={name: 3}).sampling
+    assert (params.top_logprobs_count, dict(params.extra_json)) == (3, {})
+    with pytest.raises(InvalidRequestError, match="how many|what env_service"):
+        built(sampling={name: "three"} if name == "top_logprobs_count" else {name: True})
+
+
 @pytest.mark.parametrize("task", [{"n": 2**60, "s": "ünïcode", "deep": [{"a": None}]}, {"x": 1.5, "y": True}])
 def test_tasks_cross_unchanged(task: dict[str, Any]) -> None:
     assert json.loads(built(task).task_json) == task
