@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import TYPE_CHECKING, Final
 
@@ -38,6 +39,8 @@ _LOOK_SECONDS: Final = 1.0
 more often, and looking is cheap: 0.03 ms for 8 workers, 2 ms for 1,024, and shared by those who look at about
 the same time."""
 _RETRY_SECONDS: Final = 5.0
+_LAST_VIEW_SECONDS: Final = 1.0
+"""How long a broker that stops waits for a watcher to take the view that is on its way."""
 
 
 class PoolServicer:
@@ -98,11 +101,12 @@ class PoolServicer:
             )
         self._watchers += 1
         try:
-            await first_of(self._over(), self._stream(seconds, context))
+            writing = asyncio.Lock()
+            await first_of(self._over(writing), self._stream(seconds, context, writing))
         finally:
             self._watchers -= 1
 
-    async def _stream(self, seconds: float, context: Context) -> None:
+    async def _stream(self, seconds: float, context: Context, writing: asyncio.Lock) -> None:
         seen: int | None = None
         while True:
             taken = self._shared.newest(fresh=seen is None)
@@ -110,16 +114,21 @@ class PoolServicer:
                 await self._clock.sleep(min(seconds, _LOOK_SECONDS))
                 continue
             try:
-                await context.write(taken.data)
+                async with writing:
+                    await context.write(taken.data)
             except Exception as error:  # what gRPC raises when the watcher is gone is not public
                 log.debug("a watcher of the pool is gone: %s", error)
                 return
             seen = taken.version
             await self._clock.sleep(seconds)
 
-    async def _over(self) -> None:
+    async def _over(self, writing: asyncio.Lock) -> None:
         await self._closed.wait()
         assert self._refusal is not None
+        # gRPC sends no status beside a view that is being written. Who reads nothing hears none.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_VIEW_SECONDS):
+                await writing.acquire()
         raise self._refusal
 
 

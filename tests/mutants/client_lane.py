@@ -121,6 +121,13 @@ CLIENT_LANE: Final = (
         (f"{FRAMES_TESTS}::test_credit_that_is_not_pressing_leaves_with_what_is",),
     ),
     Mutant(
+        "lane: credit that rides along takes the press away from what is due at once",
+        FRAMES,
+        "        self._is_pressing |= pressing\n",
+        "        self._is_pressing = pressing\n",
+        (f"{FRAMES_TESTS}::test_credit_that_is_not_pressing_does_not_hold_up_what_is",),
+    ),
+    Mutant(
         "lane: credit that is pressing waits for something else to be said",
         STREAM,
         "        if pressing:\n            self._news.set()\n",

@@ -295,6 +295,27 @@ async def test_a_reader_that_is_slow_misses_views_and_gets_the_newest() -> None:
         await watching
 
 
+async def test_a_view_that_is_on_its_way_is_written_before_the_status() -> None:
+    """gRPC takes no status beside a write, and the watcher would not hear why its call ended."""
+    reader, began = Reader(), asyncio.Event()
+
+    def view() -> pool_service_pb2.WatchPoolResponse:
+        began.set()
+        return pool_service_pb2.WatchPoolResponse(queued_runs=7)
+
+    servicer = PoolServicer(view, FakeClock())
+    request = pool_service_pb2.WatchPoolRequest(protocol_generation=1)
+    watching = asyncio.create_task(servicer.watch(request.SerializeToString(), reader))  # type: ignore[arg-type]
+    await began.wait()
+    servicer.close(Refusal("DRAINING", "the end"))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not watching.done()
+    assert await reader.next() == 7
+    with pytest.raises(EOFError, match="UNAVAILABLE"):
+        await watching
+
+
 async def test_watchers_share_a_view_and_a_new_one_gets_its_own() -> None:
     clock, asked = FakeClock(), 0
 

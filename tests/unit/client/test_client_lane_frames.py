@@ -88,6 +88,13 @@ def test_what_is_due_leaves_together_in_order() -> None:
     assert len(outbox) == 0
 
 
+def test_credit_that_is_not_pressing_does_not_hold_up_what_is() -> None:
+    outbox = Outbox()
+    outbox.open(2, opening())
+    outbox.credit(1, Run(5), pressing=False)
+    assert list(drained(outbox)) == [[("open_run", 2, INITIAL_CREDIT), ("run_credit", 1, 5)]]
+
+
 def test_credit_that_is_not_pressing_leaves_with_what_is() -> None:
     outbox = Outbox()
 

@@ -250,7 +250,7 @@ def test_sampling_parameters_keep_their_values() -> None:
         ({"frequency_penalty": -2.1}, "sampling.frequency_penalty", "expected -2 to 2"),
         ({"repetition_penalty": 0.0}, "sampling.repetition_penalty", "expected more than 0"),
         ({"extra_json": {"k": "{"}}, "sampling.extra_json['k']", "is not strict JSON"),
-        ({"extra_json": {"temperature": "1"}}, "sampling", "typed parameter of that name"),
+        ({"extra_json": {"temperature": "1"}}, "sampling", "typed parameter: set temperature"),
     ],
 )
 def test_sampling_parameters_out_of_range_are_named(fields: dict[str, Any], field: str, text: str) -> None:
