@@ -87,7 +87,7 @@ def test_sampling_by_mapping_or_message() -> None:
 def test_the_number_of_top_logprobs_goes_by_the_names_that_engines_have_for_it(name: str) -> None:
     params = built(sampling={name: 3}).sampling
     assert (params.top_logprobs_count, dict(params.extra_json)) == (3, {})
-    with pytest.raises(InvalidRequestError, match="how many|what env_service"):
+    with pytest.raises(InvalidRequestError, match=r"how many|what env_service"):
         built(sampling={name: "three"} if name == "top_logprobs_count" else {name: True})
 
 
