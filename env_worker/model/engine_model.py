@@ -117,17 +117,19 @@ class EngineModel:
     ) -> Question:
         history: list[Message] = []
         known: Int32Array = _NO_IDS
-        rewritten = False
+        steady = False
         if parent is not None:
             nodes = [trace.nodes[index] for index in trace.path(parent)]
             history = [node.message for node in nodes]
             known = trace.token_ids(parent)
-            # An answer that nobody sampled: it was added again, as the engine's template put it.
-            rewritten = any(node.message.role == "assistant" and not node.sampled for node in nodes)
+            # With two answers on it the branch was continued once. An answer that nobody sampled was added
+            # again, as the engine's template put it, and that may happen anew.
+            answers = [node.sampled for node in nodes if node.message.role == "assistant"]
+            steady = len(answers) > 1 and all(answers)
         # The same for all turns of a trace, of no other, and no id of ours that would leave the worker.
         conversation = hashlib.blake2b(f"{self.run_id}/{trace.id}".encode(), digest_size=16).hexdigest()
         asked = [*history, *messages]
-        return Question(self.engine.model, asked, sampling, tools, known, conversation, rewritten)
+        return Question(self.engine.model, asked, sampling, tools, known, conversation, steady)
 
     def _asking(self, trace: Trace) -> Asking:
         from env_worker.model.http import connections  # needs the extra [engines]

@@ -159,11 +159,9 @@ def assert_reasons(trace: Any, lacking: dict[str, str], *, answers: int) -> None
 async def test_a_history_that_is_tokenised_anew_is_another_branch(
     pool: EnginePool, profile: str, dialect: str
 ) -> None:
-    """The template drops reasoning and renders the earlier answers to other ids. Where the first row to send
-    is named before anybody could know that, the rows of the first such turn are missing, which is said."""
+    """The template drops reasoning and renders the earlier answers to other ids."""
     witness = Witness([Reply(" so so ", reasoning="hm"), "second answer", "third"])
     lacking = ENGINES[profile, dialect]
-    blind = PROFILES[profile].chat_rows_from and dialect in ("vllm-chat", "sglang-chat")
     served = Served(sampling_mask=True, retokenize=True)
     async with ScriptedEngine(PROFILES[profile], witness, served=served) as engine:
         task = task_of([user("one")], [user("two")], [user("three")])
@@ -175,16 +173,36 @@ async def test_a_history_that_is_tokenised_anew_is_another_branch(
     answers = answers_of(trace)
     assert [path[-1] for path in branches] == answers
     assert_tokens(trace, witness.heard)
-    await assert_arrays(
-        pool.trainer, trace, witness.heard, lacking, branch_lacks={1: [ROUTED]} if blind else {}
-    )
-    if blind:
-        noted = info_of(trace, "incomplete")[ROUTED]
-        assert "they are needed from" in noted["reason"]
-        assert (noted["turns"], noted["first_node"]) == (1, answers[1])
+    await assert_arrays(pool.trainer, trace, witness.heard, lacking)
     texts = [trace.nodes[index].message.content[0].text for index in branches[2]]
     assert texts[::2] == ["one", "two", "three"]
     assert texts[3] == "second answer"
     # Where it was sampled is on the branch of its own turn; here it was given.
     assert [trace.nodes[index].sampled for index in branches[2]] == [False] * 5 + [True]
     assert not np.array_equal(witness.heard[0].ids, witness.heard[1].ids[: len(witness.heard[0].ids)])
+
+
+@pytest.mark.parametrize(
+    ("profile", "dialect"), [("vllm-0.33", "vllm-chat"), ("sglang-0.5.23", "sglang-chat")]
+)
+@pytest.mark.parametrize("turns", [4, 5])
+async def test_a_history_that_is_rendered_anew_late_is_whole_when_a_turn_follows(
+    pool: EnginePool, profile: str, dialect: str, turns: int
+) -> None:
+    """What is steady at first is asked only for its new rows. When that was too little, the next turn brings
+    all of them."""
+    witness = Witness([Reply(text) for text in ("1", "2", " so so ", "4", "5")[:turns]])
+    served = Served(sampling_mask=True, retokenize=True)
+    async with ScriptedEngine(PROFILES[profile], witness, served=served) as engine:
+        task = task_of(*([user(f"turn {number}")] for number in range(turns)))
+        trace = only_trace(await pool.play(engine, dialect, task))
+    assert_tokens(trace, witness.heard)
+    assert len(arrays.branches(trace)) == 2
+    noted = info_of(trace, "incomplete")[ROUTED]
+    assert "they are needed from" in noted["reason"]
+    assert (noted["turns"], noted["first_node"]) == (1, answers_of(trace)[3])
+    lacking = ENGINES[profile, dialect]
+    if turns == 4:
+        await assert_arrays(pool.trainer, trace, witness.heard, lacking, branch_lacks={1: [ROUTED]})
+    else:
+        await assert_arrays(pool.trainer, trace, witness.heard, lacking, filled=[ROUTED])

@@ -47,8 +47,8 @@ class Question:
     `messages` are the whole conversation. `known` is int32 `[tokens]`: what the model has seen on the branch
     that goes on, up to its last node; empty at a root. Of the routing, rows from position `rows_from` on are
     wanted: the last known token's, which was a placeholder, and those of all that follow; or all of them
-    where the history was `rewritten` before, as by a template that leaves out reasoning: then it may be
-    again. `conversation` is an id that stays the same for all turns of a trace.
+    unless the history is `steady`: an engine was seen to continue it, and not to have rewritten it, as by a
+    template that leaves out reasoning. `conversation` is an id that stays the same for all turns of a trace.
     """
 
     model: str
@@ -57,11 +57,11 @@ class Question:
     tools: Sequence[Mapping[str, Any]]
     known: Int32Array
     conversation: str
-    rewritten: bool = False
+    steady: bool = True
 
     @property
     def rows_from(self) -> int:
-        return 0 if self.rewritten else max(len(self.known) - 1, 0)
+        return max(len(self.known) - 1, 0) if self.steady else 0
 
 
 class RoutingRows(NamedTuple):

@@ -30,11 +30,11 @@ class Rendered(NamedTuple):
         return get_object(self.request, "sampling_params")
 
     def rows_from(self, question: Question) -> int:
-        """From where on routing rows are wanted: from the beginning if the prompt is not the continuation of
-        what the model has seen."""
+        """From where on routing rows are wanted, now that the prompt is known: from the beginning if it is
+        not the continuation of what the model has seen."""
         known = question.known
         same = len(known) < len(self.prompt_ids) and np.array_equal(self.prompt_ids[: len(known)], known)
-        return question.rows_from if same else 0
+        return max(len(known) - 1, 0) if same else 0
 
 
 async def render(post: Post, chat_request: Mapping[str, Any]) -> Rendered:
