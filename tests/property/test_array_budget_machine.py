@@ -26,6 +26,7 @@ from env_worker.arrays.layout import TraceLayout
 from env_worker.arrays.segment import rounded
 from env_worker.domain import TRAINING_ARRAY_FIELDS
 from tests.helpers.array_episodes import (
+    NO_SPARES,
     PAGE,
     expected_body,
     new_episode,
@@ -115,6 +116,7 @@ class ArrayBudgetMachine(RuleBasedStateMachine):
         self.patch.setattr(spares, "LEAST_BYTES", 1)
         self.folder = tempfile.TemporaryDirectory()
         self.clock = FakeClock()
+        NO_SPARES.clear()
         self.files = open_segments()
         self.store = new_store(
             self.clock,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,7 +16,6 @@ from benchmarks.versus.notes import ABORTED, BEGAN, ENDED, VARIABLE, Notebook, N
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 
 class FakeSubject:
@@ -174,3 +174,26 @@ def test_percentiles() -> None:
     assert gauges.percentile([3.0, 1.0, 2.0], 0.5) == 2.0
     assert gauges.percentile([float(value) for value in range(100)], 0.99) == 99.0
     assert gauges.percentile([1.0], 0.99) == 1.0
+
+
+def test_who_else_had_the_machine_is_what_was_neither_free_nor_ones_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 12})
+    monkeypatch.setattr(os, "sysconf", {"SC_CLK_TCK": 100}.__getitem__)
+    said = "".join(f"cpu{cpu} 900 900 900 100 20 3 4 900 0 0\n" for cpu in ("", "0", "1", "12")) + "ctxt 7\n"
+    monkeypatch.setattr(Path, "read_text", lambda _: said)
+    assert gauges.free_seconds() == pytest.approx(2 * 1.27)
+    assert gauges.others_percent(2.0, 1.5, 1.5) == pytest.approx(25.0)
+    assert gauges.others_percent(2.0, 2.5, 1.6) == 0.0
+
+
+async def test_a_round_says_how_much_of_the_machine_others_had(
+    notes: Notes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gauges, "others_percent", lambda seconds, free, own: (seconds, free, own))
+    figures = await play(Order(2, 2, first_number=0, turns=1), FakeSubject(seconds=0.02), notes)
+    seconds, free, own = figures["others_percent"]  # type: ignore[misc]
+    assert seconds == figures["seconds"]
+    assert 0.0 <= free <= (seconds + 0.1) * len(os.sched_getaffinity(0))
+    assert own == pytest.approx(_field(figures, "delta_cpu_us") * 4 / 1e6)

@@ -11,8 +11,9 @@ from benchmarks.versus.bars import BARS, Bar, Kind
 from benchmarks.versus.cancels import cancel_plan
 from benchmarks.versus.figures import FIGURES, Results, Spread
 from benchmarks.versus.report import report
+from benchmarks.versus.ticker import Ticker, ticker
 from benchmarks.versus.why import why
-from benchmarks.versus.workloads import FETCHED, OURS, PEER, SETTLED, WORKLOADS
+from benchmarks.versus.workloads import ALONE, FETCHED, OURS, PEER, SETTLED, WORKLOADS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,6 +41,7 @@ def written(*made: Results) -> str:
         date="today",
         machine={"kernel": "K"},
         versions={OURS: {"python": "3.11"}},
+        ticker=Ticker(80.0, 16.0),
         plot="results.png",
     )
 
@@ -163,13 +165,51 @@ def test_what_the_ratios_rest_on_is_told_of_each_workload() -> None:
         {"deltas_per_episode": 1.0}, {"deltas_per_episode": 1.05, "delta_cpu_us": 9.0}, "small-joined"
     )
     text = written(joins, alike)
-    assert "| small | 4 times | 3.5 | 11 | no, 0.318x | 300 | 600 | 0.5x | 3x |" in text
-    assert "| small-joined | never | 1 | 1.05 | yes | - | 9 | - | - |" in text
-    assert "a turn waits 150 ms" in text
+    assert "| small | 4 times | 3.5 | 11 | no, 0.318x | 300 | 600 | 0.5x | 3x | - | - |" in text
+    assert "| small-joined | never | 1 | 1.05 | yes | - | 9 | - | - | - | - |" in text
     assert "10 turns x 200 tokens, never giving way between turns; 64 at once" in text
     lines = text.splitlines()
     header = lines.index(next(line for line in lines if line.startswith("| workload | gives way")))
     assert lines[header + 1] == "|" + " --- |" * (lines[header].count("|") - 1)
+
+
+def test_only_what_was_played_is_described() -> None:
+    for names, said in (((), ""), (("small-joined",), "never gives way"), (("paced-64",), "waits 150 ms")):
+        text = written(*(Results(WORKLOADS[name]) for name in ("small", *names)))
+        assert [name for name in ("small-joined", "paced-64") if f"- **{name}** is" in text] == list(names)
+        assert said in text
+        assert "{" not in text
+    assert "## The ceiling" not in text
+    made = results([100.0], [10.0])
+    made.add(ALONE, {"episodes_per_s": 500.0})
+    assert written(made).count("## The ceiling") == 1
+
+
+def test_what_the_lags_meter_costs_is_told_as_it_was_measured() -> None:
+    made = both(
+        {"client_cpu_ms": 0.8, "episodes_per_s": 40.0},
+        {"client_cpu_ms": 4.0, "episodes_per_s": 40.0},
+        "paced-64",
+    )
+    text = written(made)
+    assert "took 80 µs of CPU more each time,\nor 16 ms a second, measured once" in text
+    assert "| 1x | 50.0% | 10.0% |" in text
+
+
+async def test_the_lags_meter_is_measured_by_an_idle_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.versus.ticker._SECONDS", 0.1)
+    found = await ticker()
+    assert found.tick_us > 0.0
+    # No tick comes sooner than 5 ms after the last one.
+    assert 0.0 < found.second_ms <= found.tick_us * 1e-3 * 220.0
+
+
+def test_figures_of_several_sides_are_of_the_same_round() -> None:
+    made = results([1.0, "crashed", 3.0, None], [5.0, 6.0, None, 8.0])
+    rate = "episodes_per_s"
+    assert made.together((OURS, rate), (PEER, rate)) == [(1.0, 5.0)]
+    assert made.together((PEER, rate)) == [(5.0,), (6.0,), (8.0,)]
+    assert made.together((OURS, rate), (ALONE, rate)) == []
 
 
 def test_the_joined_workload_is_small_but_for_giving_way_and_has_no_bars() -> None:
@@ -195,6 +235,21 @@ def test_the_joined_workload_is_small_but_for_giving_way_and_has_no_bars() -> No
             [{"client_cpu_ms": 6.0, "deltas_per_episode": 10.0}],
             "0.5x as many deltas as the peer's, each at 1x the CPU",
             id="the-two-factors",
+        ),
+        pytest.param(
+            CHEAPER,
+            # Of medians it would be 0.5x.
+            [{"client_cpu_ms": 6.0, "deltas_per_episode": deltas} for deltas in (10.0, 5.0, 20.0)],
+            [{"client_cpu_ms": cpu, "deltas_per_episode": 10.0} for cpu in (6.0, 12.0, 12.0)],
+            "1x as many deltas as the peer's, each at 1x the CPU",
+            id="the-two-factors-of-the-same-round",
+        ),
+        pytest.param(
+            Bar("small", "worker_cpu_ms", Kind.AT_MOST, 0.3),
+            [{"worker_cpu_ms": 3.0, "deltas_per_episode": 5.0}],
+            [{"worker_cpu_ms": 6.0, "deltas_per_episode": 10.0}],
+            "0.5x as many deltas as the peer's, each at 1x the CPU, the environment's in it",
+            id="the-workers-has-the-environments",
         ),
         pytest.param(
             Bar("small", "lag_max_ms", Kind.AT_MOST, 0.1),
@@ -248,3 +303,12 @@ def test_what_the_rounds_tell_of_a_missed_bar(
         for result in rounds:
             made.add(side, result)
     assert why(made, bar) == told
+
+
+@pytest.mark.parametrize("ratio", [0.028, 2.0])
+def test_of_arrays_it_says_how_many_bytes_came_and_no_more(ratio: float) -> None:
+    ours = {"client_cpu_ms": 5.0, "worker_cpu_ms": 9.0, "client_bytes": ratio * 23e6}
+    made = both(ours, {"client_cpu_ms": 10.0, "worker_cpu_ms": 10.0, "client_bytes": 23e6}, "r3-16")
+    told = why(made, Bar("r3-16", "client_cpu_ms", Kind.AT_MOST, 0.1))
+    assert told == f"the client received {ratio:g}x the peer's 23 MB an episode"
+    assert why(made, Bar("r3-16", "worker_cpu_ms", Kind.AT_MOST, 0.1)) == ""

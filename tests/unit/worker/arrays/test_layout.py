@@ -325,3 +325,43 @@ def test_what_cannot_be_cut_is_refused(fields: list[str], start: int, end: int, 
 def test_fields_to_keep_must_be_known() -> None:
     with pytest.raises(ValueError, match="'logits' is no field"):
         TraceLayout.of(Trace("trace-0"), ["logits"])
+
+
+def test_any_byte_that_was_changed_is_found() -> None:
+    """Of every array of every branch; what fills the space between them is nobody's."""
+    trace = Trace("0")
+    root = add_sampled(trace, None, [2, 0, 3])
+    for _ in range(2):
+        parent = add_sampled(trace, add(trace, root, tokens=0), [1])
+        for counts in ([4, 1], [0, 0, 1]):
+            add_sampled(trace, parent, counts, [True, False, True, True][: len(counts) + 1])
+    written = Written(trace)
+    assert written.layout.is_intact(written.read)
+    ours = {
+        at
+        for branch in range(len(written.layout.branches))
+        for array in written.cut(branch, list(TRAINING_ARRAY_FIELDS), 0, written.branch(branch).tokens).arrays
+        for offset, length in array.extents
+        for at in range(offset, offset + length)
+    }
+    assert len(ours) > 200
+    for at in range(HEADER_BYTES, written.layout.size):
+        written.bytes[at] ^= 1
+        assert written.layout.is_intact(written.read) is (at not in ours), at
+        written.bytes[at] ^= 1
+
+
+def test_all_of_a_large_segment_is_read_once_in_few_pieces() -> None:
+    trace = Trace("0")
+    parent = add(trace, None, experts(200_000))
+    for _ in range(1000):
+        add(trace, parent, experts(3))
+    written = Written(trace, ROUTING)
+    assert written.layout.is_intact(written.read)
+    assert sum(written.reads) == 200_000 * 4 + 1000 * 12
+    assert len(written.reads) == 4
+    assert max(written.reads) == 2**18
+    for at in (HEADER_BYTES, HEADER_BYTES + 2**19, written.layout.size - 1):
+        written.bytes[at] ^= 0x80
+        assert not written.layout.is_intact(written.read)
+        written.bytes[at] ^= 0x80

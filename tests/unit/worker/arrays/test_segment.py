@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import mmap
 import os
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +22,7 @@ from tests.helpers.array_episodes import NO_SPARES, PAGE, open_segments
 from tests.helpers.pools import ROOT
 
 if TYPE_CHECKING:
+    from env_worker.arrays.cut import Read
     from env_worker.arrays.writer import Put
 
 INSTANCE, ID = "a" * 32, "b" * 32
@@ -34,6 +37,7 @@ class Made:
         self.segment = write_segment(
             PAGE + len(content),
             lambda put: put(PAGE, memoryview(content)),
+            is_intact=lambda read: read(PAGE, len(content)) == content,
             instance=INSTANCE,
             id=ID,
             folder=folder,
@@ -96,6 +100,68 @@ def test_nobody_can_change_what_is_shared(folder: Path | None) -> None:
         with open(fd, "rb", closefd=False) as file, pytest.raises(PermissionError):
             mmap.mmap(file.fileno(), made.segment.size)
     made.segment.drop()
+
+
+def test_what_others_may_write_to_is_not_shared_however_often_it_is_asked_for() -> None:
+    made = Made()
+    fd = made.segment._fd
+    assert fd is not None
+    foreign = mmap.mmap(fd, made.segment.size)
+    assert [made.segment.share() for _ in range(3)] == [None] * 3
+    foreign.close()
+    assert made.segment.share() == fd, "it is what was written, and nobody can write to it any more"
+    made.segment.drop()
+
+
+def test_what_somebody_has_written_to_is_not_shared(caplog: pytest.LogCaptureFixture) -> None:
+    made = Made()
+    assert made.segment._fd is not None
+    os.pwrite(made.segment._fd, b"x", PAGE)
+    assert [made.segment.share() for _ in range(3)] == [None] * 3
+    assert [record.getMessage()[:35] for record in caplog.records] == ["segment=bbbbbbbb was written to by "]
+    assert made.segment.read(PAGE, 2) == b"x" + CONTENT[1:2]
+    made.segment.drop()
+
+
+def test_it_is_summed_once_when_it_is_frozen(folder: Path | None) -> None:
+    """What lies on a disk is summed by whoever copies it."""
+    made, frozen = Made(folder), []
+    fd = made.segment._fd
+    assert fd is not None
+
+    def look(read: Read) -> bool:
+        frozen.append(fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_WRITE)
+        return read(PAGE, len(CONTENT)) == CONTENT
+
+    made.segment._is_intact = look  # type: ignore[misc]
+    assert frozen == []
+    with ThreadPoolExecutor(4) as threads:
+        assert set(threads.map(lambda _: made.segment.share(), range(20), timeout=10)) == {fd}
+    assert frozen == ([] if made.segment.in_file else [fcntl.F_SEAL_WRITE])
+    made.segment.drop()
+
+
+def test_a_read_does_not_wait_until_it_is_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An event loop reads while another fetch is being opened, and a gigabyte takes a while."""
+    made, before = Made(), open_segments()
+    begun, go_on, freeze = threading.Event(), threading.Event(), module._freeze
+
+    def slow(fd: int) -> None:
+        begun.set()
+        assert go_on.wait(10)
+        freeze(fd)
+
+    monkeypatch.setattr(module, "_freeze", slow)
+    with ThreadPoolExecutor(2) as threads:
+        sharing = threads.submit(made.segment.share)
+        assert begun.wait(10)
+        try:
+            assert threads.submit(made.segment.read, PAGE, 4).result(5) == CONTENT[:4]
+            assert not threads.submit(made.segment.drop).result(5), "it is held until it is shared"
+        finally:
+            go_on.set()
+        assert sharing.result(10) is not None
+    assert (made.gone, open_segments()) == (1, before - 1)
 
 
 def test_a_reader_that_mapped_it_keeps_its_bytes(folder: Path | None) -> None:
@@ -178,8 +244,9 @@ def test_nothing_is_left_of_one_that_could_not_be_written(folder: Path | None, r
 
     with pytest.raises(type(raised)) as error:
         write_segment(
-            PAGE + 1, fill, instance=INSTANCE, id=ID, folder=folder, spares=NO_SPARES, on_gone=lambda: None
-        )
+            PAGE + 1, fill, is_intact=bool,
+            instance=INSTANCE, id=ID, folder=folder, spares=NO_SPARES, on_gone=lambda: None,
+        )  # fmt: skip
     assert error.value is raised
     assert open_segments() == before
 
@@ -227,8 +294,8 @@ from env_worker.arrays.segment import write_segment
 from tests.helpers.array_episodes import NO_SPARES, open_segments
 
 def make(folder, fill=lambda put: None):
-    return write_segment(5000, fill, instance="a" * 32, id="b" * 32, folder=folder, spares=NO_SPARES,
-                         on_gone=lambda: None)
+    return write_segment(5000, fill, is_intact=bool, instance="a" * 32, id="b" * 32, folder=folder,
+                         spares=NO_SPARES, on_gone=lambda: None)
 
 def fork_a_child_that_looks(put):
     if os.fork() == 0:
@@ -285,8 +352,8 @@ def slowly(*arguments):
     return real(*arguments)
 
 def work():
-    segment.write_segment(5000, lambda put: None, instance="a" * 32, id="b" * 32, folder=folder,
-                          spares=NO_SPARES, on_gone=lambda: None).drop()
+    segment.write_segment(5000, lambda put: None, is_intact=bool, instance="a" * 32, id="b" * 32,
+                          folder=folder, spares=NO_SPARES, on_gone=lambda: None).drop()
 
 folder = None if name == "memfd_create" else Path(sys.argv[2])
 before = open_segments()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,6 +15,9 @@ from env_worker.arrays.forks import close_unshared, open_unshared
 from env_worker.arrays.spares import IDLE_SECONDS, LEAST_BYTES, MAX_BYTES, MAX_FILES, Spares
 from tests.helpers.array_episodes import PAGE
 from tests.helpers.clock import FakeClock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 PLENTY = Room(2**40, 2**20)
 
@@ -78,8 +83,8 @@ def test_there_are_few_and_they_are_not_large(monkeypatch: pytest.MonkeyPatch) -
     for fd in fds:
         spares.add(fd, PAGE)
     assert [is_open(fd) for fd in fds] == [True] * MAX_FILES + [False]
-    assert spares.clear()
-    assert not spares.clear()
+    spares.clear()
+    spares.clear()
     assert not any(map(is_open, fds))
     assert MAX_BYTES == 2**28
     monkeypatch.setattr(module, "MAX_BYTES", 3 * PAGE)
@@ -87,6 +92,96 @@ def test_there_are_few_and_they_are_not_large(monkeypatch: pytest.MonkeyPatch) -
     for fd in fds:
         spares.add(fd, 2 * PAGE)
     assert [is_open(fd) for fd in fds] == [True, False]
+    spares.close()
+
+
+def test_all_stores_of_the_process_have_the_same_ones() -> None:
+    mine, others = Spares(lambda: PLENTY), Spares(lambda: PLENTY)
+    fds = [new_file(PAGE) for _ in range(MAX_FILES + 1)]
+    for number, fd in enumerate(fds):
+        (mine, others)[number % 2].add(fd, PAGE)
+    assert [is_open(fd) for fd in fds] == [True] * MAX_FILES + [False]
+    assert mine.taken == others.taken == Room(MAX_FILES * PAGE, MAX_FILES)
+    assert mine.take(PAGE) == fds[MAX_FILES - 1]
+    close_unshared(fds[MAX_FILES - 1])
+    others.clear()
+    assert (mine.taken, any(map(is_open, fds))) == (Room(0, 0), False)
+
+
+class Short:
+    """A system that is short of something so many times; `meanwhile` is done before it says so."""
+
+    def __init__(self, times: int, meanwhile: Callable[[], object] = lambda: None) -> None:
+        self.times = times
+        self.meanwhile = meanwhile
+        self.calls = 0
+
+    def __call__(self) -> str:
+        self.calls += 1
+        if self.calls > self.times:
+            return "there"
+        self.meanwhile()
+        raise OSError(errno.ENOMEM, "short")
+
+
+def test_a_system_that_is_short_is_asked_again_when_they_are_freed() -> None:
+    spares = Spares(lambda: PLENTY)
+    spares.add(new_file(PAGE), PAGE)
+    assert spares.relieved(Short(1), (errno.EMFILE, errno.ENOMEM)) == "there"
+    assert spares.taken == Room(0, 0)
+    spares.add(new_file(PAGE), PAGE)
+    short = Short(99)
+    with pytest.raises(OSError, match="short"):
+        spares.relieved(short, (errno.ENOMEM,))
+    assert short.calls == 2
+
+
+@pytest.mark.parametrize("how", ["cleared", "expired", "given way", "cut", "not taken"])
+def test_whoever_has_freed_them_meanwhile(how: str) -> None:
+    clock, room = FakeClock(), PLENTY
+    spares, others = Spares(lambda: PLENTY), Spares(lambda: room, clock)
+    fd = new_file(2 * PAGE)
+    others.add(fd, 2 * PAGE)
+
+    def free() -> None:
+        nonlocal room
+        clock.advance(IDLE_SECONDS)
+        if how == "given way":
+            room = Room(PAGE, 9)
+        elif how == "not taken":
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+        {
+            "cleared": others.clear,
+            "expired": others.expire,
+            "given way": others.give_way,
+            "cut": lambda: others.take(PAGE),
+            "not taken": lambda: others.take(2 * PAGE),
+        }[how]()
+
+    assert spares.relieved(Short(1, free), (errno.ENOMEM,)) == "there"
+    assert (spares.taken, is_open(fd)) == (Room(0, 0), how == "cut")
+    close_unshared(fd)
+
+
+def test_where_none_was_freed_it_fails_at_once() -> None:
+    """Also where one was freed before, or has only been taken."""
+    spares, fd = Spares(lambda: PLENTY), new_file(PAGE)
+    spares.add(new_file(PAGE), PAGE)
+    spares.clear()
+    spares.add(fd, PAGE)
+    short = Short(1, lambda: spares.take(2 * PAGE))
+    with pytest.raises(OSError, match="short"):
+        spares.relieved(short, (errno.ENOMEM,))
+    assert (short.calls, is_open(fd)) == (1, True)
+    close_unshared(fd)
+
+
+def test_what_has_another_cause_frees_none() -> None:
+    spares, short = Spares(lambda: PLENTY), Short(1)
+    spares.add(new_file(PAGE), PAGE)
+    with pytest.raises(OSError, match="short"):
+        spares.relieved(short, (errno.EMFILE,))
+    assert (short.calls, spares.taken) == (1, Room(PAGE, 1))
     spares.close()
 
 
