@@ -26,6 +26,7 @@ from benchmarks.versus.peer_home import PeerMissing, peer_python
 from benchmarks.versus.plot import draw
 from benchmarks.versus.report import report
 from benchmarks.versus.side import ROOT
+from benchmarks.versus.ticker import ticker
 from benchmarks.versus.workloads import CEILING, OURS, PEER, WORKLOADS
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def main() -> int:
         print(f"make bench: {error}", file=sys.stderr)
         return 2
     rounds = arguments.rounds or (_QUICK_ROUNDS if arguments.quick else _ROUNDS)
-    where, began = machine(), time.monotonic()
+    where, began, ticks = machine(), time.monotonic(), asyncio.run(ticker())
     ours = Path(sys.executable)
     setting = Setting(rounds, {OURS: ours, CEILING: ours, PEER: peer}, logs, _say)
     try:
@@ -73,6 +74,7 @@ def main() -> int:
         date=f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC, {took / 60:.0f} minutes",
         machine=where,
         versions=versions,
+        ticker=ticks,
         plot="results.png",
     )
     (output / "RESULTS.md").write_text(text)

@@ -35,6 +35,8 @@ class Bar:
         return value >= self.bound if self.kind is Kind.AT_LEAST else value <= self.bound
 
 
+LEAST_ROUNDS: Final = 3
+"""Fewer judge nothing."""
 EQUAL: Final = 0.98
 """Of episodes a second under a load that is the same by itself: what differs by less is noise."""
 

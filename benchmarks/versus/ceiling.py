@@ -4,9 +4,9 @@
 What a pool with one worker could reach if it cost nothing: the environment plays as many episodes at once as
 in the worker, on such a loop, and nobody is told. An order's `part` says how far an episode goes:
 
-- `ALONE`: the arrays of each turn are cut and copied, dropped, and it gives way. None plays it for less.
+- `ALONE`: the arrays of each turn are cut and copied, dropped, and it gives way. Nothing here is a pool's.
 - `TRACED`: the episode is built, as the worker's records.
-- `ENCODED`: that, and all of it is made into the bytes of one delta: the least that a stream can have.
+- `ENCODED`: that, and all of it is made into the bytes of one delta, as the worker does.
 - `OVERWRITTEN`: the trace, and its routing is written by one system call in a thread beside, over that of an
   episode before: what a keeper in shared memory pays at least, where nobody can have mapped the older one.
 - `WRITTEN`: that into a file of its own, so the kernel makes and frees its pages: what may be mapped.
@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from envtrio.v1 import episode_pb2
 
+from benchmarks.versus import gauges
 from benchmarks.versus.banks import PROMPT, Banks
 from benchmarks.versus.environment import VersusEnvironment, settle
 from benchmarks.versus.load import Order
@@ -75,13 +76,14 @@ class Ceiling:
             for _ in numbers:
                 await part()
 
-        cpu, began = time.process_time(), time.perf_counter()
+        free, cpu, began = gauges.free_seconds(), time.process_time(), time.perf_counter()
         await asyncio.gather(*(slot() for _ in range(order.concurrency)))
         seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
         return {
             "seconds": seconds,
             "episodes_per_s": order.episodes / seconds,
             "worker_cpu_ms": cpu * 1e3 / order.episodes,
+            "others_percent": gauges.others_percent(seconds, gauges.free_seconds() - free, cpu),
         }
 
     async def alone(self) -> None:

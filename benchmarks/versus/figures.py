@@ -41,6 +41,7 @@ FIGURES: Final[Mapping[str, str]] = {
     "aborted": "of them: aborted",
     "never_began": "of them: had not begun",
     "went_on": "of them: went on for 5 s",
+    "others_percent": "CPU time of other programs, % of the machine's",
     "seconds": "a round, s",
 }
 """What a round is measured by, in the order of the table."""
@@ -95,8 +96,7 @@ class Results:
 
     def ratios(self, side: str, figure: str) -> list[float]:
         """The side's to the peer's, of each round that has both; a peer's zero has no ratio."""
-        pairs = zip(self._values(side, figure), self._values(PEER, figure), strict=False)
-        return [ours / peers for ours, peers in pairs if ours is not None and peers]
+        return [ours / peers for ours, peers in self.together((side, figure), (PEER, figure)) if peers]
 
     def failures(self, side: str) -> list[str]:
         """Why rounds of that side have no figures."""
@@ -104,8 +104,13 @@ class Results:
 
     def products(self, side: str, one: str, other: str) -> list[float]:
         """The side's two figures multiplied, of each round that has both."""
-        pairs = zip(self._values(side, one), self._values(side, other), strict=True)
-        return [left * right for left, right in pairs if left is not None and right is not None]
+        return [left * right for left, right in self.together((side, one), (side, other))]
+
+    def together(self, *wanted: tuple[str, str]) -> list[tuple[float, ...]]:
+        """By side and figure what is wanted, of each round that has all of it."""
+        rounds = zip(*(self._values(side, figure) for side, figure in wanted), strict=False)
+        found = (tuple(value for value in one if value is not None) for one in rounds)
+        return [values for values in found if len(values) == len(wanted)]
 
     def held(self, bar: Bar) -> list[float]:
         """Of each round what the bar is held against."""

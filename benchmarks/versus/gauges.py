@@ -25,6 +25,22 @@ def cpu_seconds(pid: int) -> float:
     return time.clock_gettime((~pid << 3) | 2)
 
 
+def free_seconds() -> float:
+    """CPU time that no program took since the machine's start, of all CPUs that this process may use: they
+    were idle, or had interrupts, which are nobody's."""
+    cpus = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    lines = (line.split() for line in Path("/proc/stat").read_text().splitlines())
+    # user, nice, system, idle, iowait, irq, softirq: see proc_stat(5)
+    return sum(sum(map(int, times[3:7])) for name, *times in lines if name in cpus) / os.sysconf("SC_CLK_TCK")
+
+
+def others_percent(seconds: float, free: float, own: float) -> float:
+    """Of the CPU time that there was in so many `seconds`, what neither stayed `free` nor was one's `own`:
+    other programs had it, or other virtual machines. To 10 ms a CPU, as the kernel tells it."""
+    whole = seconds * len(os.sched_getaffinity(0))
+    return max(whole - free - own, 0.0) / whole * 100.0
+
+
 def peak_mb(pid: int) -> float:
     """The most memory that was resident since `reset_peak`, in MB (10**6 bytes). OSError as above."""
     found = re.search(r"^VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)

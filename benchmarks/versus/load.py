@@ -197,6 +197,7 @@ class _Meter:
         self._processes = processes
         self._lag = gauges.Lag()
         self._cpu: dict[int, float] = {}
+        self._free = 0.0
         self._traffic: gauges.Traffic | None = None
         self._peak: dict[int, float] = {}
         self.seconds = 0.0
@@ -208,9 +209,9 @@ class _Meter:
         traffic = gauges.traffic(self._processes.client)
         async with self._lag:
             cpu = {pid: gauges.cpu_seconds(pid) for pid in self._processes}
-            began = time.perf_counter()
+            began, free = time.perf_counter(), gauges.free_seconds()
             yield self
-            self.seconds = time.perf_counter() - began
+            self.seconds, self._free = time.perf_counter() - began, gauges.free_seconds() - free
             self._cpu = {pid: gauges.cpu_seconds(pid) - cpu[pid] for pid in self._processes}
         self._peak = {pid: gauges.peak_mb(pid) for pid in self._processes}
         if traffic is not None and (now := gauges.traffic(self._processes.client)) is not None:
@@ -237,4 +238,5 @@ class _Meter:
             "lag_p50_ms": _milliseconds(percentile(lag, 0.50)),
             "lag_p99_ms": _milliseconds(percentile(lag, 0.99)),
             "lag_max_ms": max(lag) * 1e3,
+            "others_percent": gauges.others_percent(self.seconds, self._free, self.cpu_seconds),
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from benchmarks.versus import cells
-from benchmarks.versus.bars import BARS, EQUAL, Kind
+from benchmarks.versus.bars import BARS, EQUAL, LEAST_ROUNDS, Kind
 from benchmarks.versus.basis import basis
 from benchmarks.versus.figures import FIGURES, Spread
 from benchmarks.versus.headroom import TEXT, headroom
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
     from benchmarks.versus.bars import Bar
     from benchmarks.versus.figures import Results
+    from benchmarks.versus.ticker import Ticker
 
-_LEAST_ROUNDS: Final = 3
 _HEADER: Final = """<!-- Written by `make bench`. -->
 # envtrio and verifiers, measured in one run
 
 Both sides have one broker and one worker, and a client that runs episodes and checks each; they play the same
 episodes, from the same arrays, in turns: a round of one, a round of the other, and the other way round next
-time. A cell has the median of {rounds} rounds and their range. **A ratio is envtrio's to the peer's**: the
-median of the rounds' ratios, each of two rounds side by side, with their range. Absolute figures are this
-machine's; ratios hold better.
+time. A cell has the median of its rounds, {rounds} where none failed, and their range. **A ratio is envtrio's
+to the peer's**: the median of the rounds' ratios, each of two rounds side by side, with their range. Absolute
+figures are this machine's.
 
 The subject is a pool, so both have a broker also for one worker. The peer could do without: it has one by
 default (an elastic pool), and serves from a single process where it is told to have one worker only. A user
@@ -54,16 +54,19 @@ _NOTES: Final = """
   arrays in them. envtrio keeps them in the worker; where they are fetched, all of them are at the end of the
   round: on the same host the worker's memory is mapped, so they cross no connection. The peer's client has
   them by then, but does not read them.
-- The event loop's lag is how late a sleep of 5 ms ends. A round that is shorter sees fewer of its stalls, and
-  the peer's rounds at r3 are shorter. A bar on the largest lag is decided as any other, by the median of the
-  rounds' ratios; what the largest lag of the whole run says is told beside it, also where it says the
-  contrary. That one does not depend on how a run is cut into rounds, but is one stall of each side.
+- The event loop's lag is how late a sleep of 5 ms ends. A round that is shorter sees fewer of its stalls: how
+  long each side's rounds are is in the last row of a table. A bar on the largest lag is decided as any other,
+  by the median of the rounds' ratios; what the largest lag of the whole run says is told beside it, also
+  where it says the contrary. That one does not depend on how a run is cut into rounds, but is one stall of
+  each side.
 - MB are 10**6 bytes, peak memory is what was resident in a round at most. Kept arrays are memory that no
   process has mapped until it is fetched: in the r3 workloads envtrio's worker holds, besides, what the
   heading says.
 - Time to the first delta is from the call of `run`. A turn that waits waits after it was announced.
 - Cancelled runs count as episodes of their round. The time from cancel to abort is from the client's
   `task.cancel()` to the CancelledError in the environment.
+- CPU time of other programs is what neither the side's processes had nor was left of the CPUs that they may
+  use. The other side's processes wait meanwhile and are among these programs; so is what a hypervisor takes.
 - Both clients run on asyncio's own event loop. What else the sides run on is in the versions.
 """
 
@@ -76,21 +79,23 @@ def report(
     date: str,
     machine: Mapping[str, str],
     versions: Mapping[str, Mapping[str, str]],
+    ticker: Ticker,
     plot: str | None,
 ) -> str:
-    """All of it. `plot` is the name of the picture, None: there is none."""
+    """All of it. `ticker` is what the lag's meter cost; `plot` the picture's name, None: there is none."""
     told = dict(machine)
     for driver, name in ((OURS, "envtrio"), (PEER, "the peer")):
         told[name] = ", ".join(f"{package} {number}" for package, number in versions.get(driver, {}).items())
     rows = "\n".join(f"| {name} | {said} |" for name, said in told.items())
     parts = [_HEADER.format(rounds=rounds, command=command, date=date, machine=rows)]
-    if rounds < _LEAST_ROUNDS:
+    if rounds < LEAST_ROUNDS:
         parts.append("\n**A trial: too few rounds to judge the bars by.**\n\n")
     parts.append(_bars(results))
     if plot is not None:
         parts.append(f"\n![Ratios to the peer of every round, with the bars]({plot})\n")
-    parts.append(basis(results, PACED_SECONDS))
-    parts.append(TEXT)
+    parts.append(basis(results, PACED_SECONDS, ticker))
+    if any(map(headroom, results)):
+        parts.append(TEXT)
     parts += [_workload(result) for result in results]
     return "".join((*parts, _NOTES))
 

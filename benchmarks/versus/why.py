@@ -1,5 +1,5 @@
-"""What the rounds themselves tell of a bar that was not met. Nothing here is an opinion: causes that take a
-profile to find are no figures of a round."""
+"""What the rounds themselves tell of a bar that was not met: figures, and what they are of. Causes that take
+a profile to find are no figures of a round."""
 
 from __future__ import annotations
 
@@ -102,25 +102,26 @@ def _tail(results: Results, bar: Bar) -> str:
 
 def _deltas(results: Results, bar: Bar) -> str:
     """The two factors of the ratio: how many deltas, and what each costs this process."""
-    many = Spread.of(results.ratios(bar.side, "deltas_per_episode"))
-    found = results.judged(bar)
-    if many is None or found is None or not many.median:
+    sides = ((side, figure) for figure in (bar.figure, "deltas_per_episode") for side in (bar.side, PEER))
+    rounds = [figures for figures in results.together(*sides) if all(figures)]
+    if not rounds:
         return ""
-    cost = cells.number(found.median / many.median)
-    return f"{cells.median(many, 'x')} as many deltas as the peer's, each at {cost}x the CPU"
+    many = Spread.of([ours / peers for _, _, ours, peers in rounds])
+    each = Spread.of([cpu / peers_cpu / (ours / peers) for cpu, peers_cpu, ours, peers in rounds])
+    many_told, each_told = (cells.median(found, "x") for found in (many, each))
+    told = f"{many_told} as many deltas as the peer's, each at {each_told} the CPU"
+    # Which makes no deltas, and costs the same however many there are.
+    return f"{told}, the environment's in it" if bar.figure == "worker_cpu_ms" else told
 
 
 def _bytes(results: Results, bar: Bar) -> str:
-    """What of client's and broker's CPU is for arrays: those that do not come cost nothing, and did not cost
-    the peer much."""
+    """How many bytes came to the client where the peer's have the arrays in them: broker and client move
+    those."""
     if not results.workload.keeps or bar.figure == "worker_cpu_ms":
         return ""
     ratio = Spread.of(results.ratios(bar.side, "client_bytes"))
-    peers, cost = results.spread(PEER, "client_bytes"), results.spread(PEER, bar.figure)
-    if ratio is None or peers is None or cost is None:
+    peers = results.spread(PEER, "client_bytes")
+    if ratio is None or peers is None:
         return ""
-    return (
-        f"the arrays are gone ({cells.median(ratio, 'x')} the bytes), but all of the peer's "
-        f"{cells.number(peers.median / 1e6)} MB an episode cost it {cells.median(cost)} ms: what is left to "
-        "envtrio is the work for records, not for bytes"
-    )
+    megabytes = cells.number(peers.median / 1e6)
+    return f"the client received {cells.median(ratio, 'x')} the peer's {megabytes} MB an episode"

@@ -26,6 +26,9 @@ _QUICK: Final = 8
 """By how much a try is smaller."""
 _SHORT: Final = 2
 """By how much a round with no pool is."""
+_LONG: Final = 2
+"""By how much a round of the environment alone is longer: it plays many times as many in a second, and how
+quiet the machine was is known to 10 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,8 @@ class Workload:
 
     def episodes(self, side: str) -> int:
         """How many that side plays in a round, which with no pool takes a second or so."""
+        if side == ALONE:
+            return self.ours * _LONG
         if side in self.ceilings:
             return max(self.ours // _SHORT, 1)
         return self.peer if side == PEER else self.ours

@@ -114,7 +114,7 @@ async def test_its_rounds_are_played_in_turns_with_the_pools(
     pythons = dict.fromkeys((OURS, PEER, CEILING), Path(sys.executable))
     results = await Match(ROUTED, Setting(2, pythons, tmp_path, lambda _: None)).play()
     one = [(OURS, "", 8), (OURS, "", 8), (PEER, "", 8)]
-    one += [(CEILING, part, 4) for part in (ALONE, TRACED, OVERWRITTEN, WRITTEN)]
+    one += [(CEILING, ALONE, 16), *((CEILING, part, 4) for part in (TRACED, OVERWRITTEN, WRITTEN))]
     assert played[-14:] == [*one, *reversed(one)]
     assert {side: len(rounds) for side, rounds in results.rounds.items()} == dict.fromkeys(
         (OURS, FETCHED, PEER, *ROUTED.ceilings), 2
@@ -183,8 +183,8 @@ def test_rates_of_rounds_that_others_disturbed_judge_no_bar(
     )
     assert reach(made, FASTER) == (
         f"not told: the environment alone and nothing else is at {rate / 10:g}x, but only 2 of 3 rounds are "
-        "known to be quiet, with at most 5% of the machine for other programs beside it and beside the peer; it "
-        "takes 3: measure more rounds, or on a quieter machine"
+        "known to be quiet, with at most 5% of the machine for other programs beside it and beside the peer; "
+        "it takes 3: measure more rounds, or on a quieter machine"
     )
 
 
@@ -228,16 +228,16 @@ def test_of_a_bar_in_reach_it_says_what_is_left_for_a_pool() -> None:
     made = results(peer=rates(*[10] * 3), ours=rates(*[40] * 3), alone=rates(*[1000] * 3))
     made.rounds |= results(traced=rates(*[500] * 3), encoded=rates(*[100] * 3)).rounds
     assert reach(made, FASTER) == (
-        "not out of reach: the environment with envtrio's trace, encoded once, and nothing else is at 10x; that "
-        "leaves a pool 2.5 (2.5 to 2.5) ms an episode, and envtrio adds 15 (15 to 15) ms"
+        "not out of reach: the environment with envtrio's trace, encoded once, and nothing else is at 10x; "
+        "that leaves a pool 2.5 (2.5 to 2.5) ms an episode, and envtrio adds 15 (15 to 15) ms"
     )
 
 
 def test_what_is_left_is_a_difference_of_the_same_round() -> None:
-    # Of medians it would be negative: 1e3 / 80 - 1e3 / 70.
-    made = results(peer=rates(1, 10, 10), ours=rates(5, 20, 25), alone=rates(70, 85, 100))
+    # That of the medians would be negative: 1e3 / 80 - 1e3 / 70.
+    made = results(peer=rates(1, 10, 10), ours=rates(5, 30, 30), alone=rates(70, 85, 60))
     assert reach(made, FASTER).endswith(
-        "that leaves a pool 2.5 (0.74 to 111) ms an episode, and envtrio adds 38.2 (30 to 186) ms"
+        "that leaves a pool 0.735 (-4.17 to 111) ms an episode, and envtrio adds 21.6 (16.7 to 186) ms"
     )
     made = results(peer=cpu(100, 10, 5), ours=cpu(40, 5, 5), alone=cpu(29, 3.2, 1.4))
     assert reach(made, CHEAPER).endswith(
