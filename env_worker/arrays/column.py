@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 STEP_BYTES: Final = 256 * 1024
 """How far apart the remembered checksums are: less than this is read to know the one at any position."""
+_READ_BYTES: Final = 2**18
+"""To make the pages of larger ones anew each time costs more than to sum them."""
 
 
 class Column:
@@ -51,6 +53,10 @@ class Column:
         """At the end of each node."""
         self._steps: Final[dict[int, array[int]]] = {}
         """Inside those that are longer than a step, after each but the last."""
+        self._runs: Final = array("I")
+        """First and last node of each run of parts, as they lie in the segment, each behind its parent's."""
+        self._end = 0
+        """Of all parts in the segment."""
         self._parts: Final[list[tuple[int, npt.NDArray[Any] | Routing | None]]] = []
         """What is not written yet, by node."""
 
@@ -58,12 +64,18 @@ class Column:
         """Give the parts of the nodes of `order` their places, one after the other from `offset` on, and
         return the end of the last. Every node comes after its parent.
         """
+        runs = self._runs
         for index in order:
             self._offsets[index] = offset
+            if runs and runs[-1] == self.ends.parents[index]:
+                runs[-1] = index
+            else:
+                runs.extend((index, index))
             source = self.spec.of(nodes[index])
             self._parts.append((index, source))
             if source is not None:
                 offset += source.size * self.width
+        self._end = offset
         return offset
 
     def write(self, put: Put) -> None:
@@ -74,6 +86,26 @@ class Column:
                 checksum = self._put(index, source, checksum, put)
             self._checksums[index] = checksum
         self._parts.clear()
+
+    def is_intact(self, read: Read) -> bool:
+        """Whether the segment has every part as it was put there, by the checksums. Reads them all, at most
+        256 KiB in one call."""
+        firsts, lasts = self._runs[::2], self._runs[1::2]
+        ends = [*(self._offsets[first] for first in firsts[1:]), self._end]
+        offset = self._offsets[firsts[0]]
+        block, used = b"", 0
+        for first, last, end in zip(firsts, lasts, ends, strict=True):
+            checksum = self._checksum_at_begin(first)
+            while offset < end:
+                if used == len(block):
+                    block, used = read(offset, min(_READ_BYTES, self._end - offset)), 0
+                piece = block[used : used + end - offset]
+                checksum = crc32c.extend(checksum, piece)
+                used += len(piece)
+                offset += len(piece)
+            if checksum != self._checksums[last]:
+                return False
+        return True
 
     def extents(self, path: Sequence[int], start: int, end: int, element_bytes: int) -> tuple[Extent, ...]:
         """Where the elements from position `start` to `end` of `path` lie, in order; neighbours are one."""

@@ -31,10 +31,17 @@ def open_unshared(opener: Callable[[], int]) -> int:
 
 
 def close_unshared(fd: int) -> None:
-    """Close a descriptor of `open_unshared`. It is free again also where a disk refuses."""
+    """Close a descriptor of `open_unshared`. It is free again also where a disk refuses. In a child that was
+    forked since, the number is another file's, which is left alone."""
     with _change(), contextlib.suppress(OSError):
-        _kept_back.discard(fd)
-        os.close(fd)
+        if is_unshared(fd):
+            _kept_back.discard(fd)
+            os.close(fd)
+
+
+def is_unshared(fd: int) -> bool:
+    """Whether it is a descriptor of `open_unshared`, and this process has opened it."""
+    return fd in _kept_back
 
 
 @contextlib.contextmanager

@@ -114,6 +114,7 @@ def _written(
         return write_segment(
             layout.size,
             layout.write,
+            is_intact=layout.is_intact,
             instance=home.instance,
             id=id,
             folder=limits.spill_dir if room.medium == "spill" else None,

@@ -17,6 +17,7 @@ from env_worker.arrays.spec import FIELD_ARRAYS, ROUTED_EXPERTS, WIDE_EXPERTS, A
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from env_worker.arrays.cut import Read
     from env_worker.arrays.writer import Put
     from env_worker.domain import Node, Trace
 
@@ -84,6 +85,11 @@ class TraceLayout:
         self._written = True
         for column in self._columns:
             column.write(put)
+
+    def is_intact(self, read: Read) -> bool:
+        """Whether the segment, which `read` reads, has all arrays as `write` has put them there, by their
+        checksums. Reads all of them, at most 256 KiB in one call. Raises whatever `read` raises."""
+        return all(column.is_intact(read) for column in self._columns)
 
 
 def _tokens(nodes: Sequence[Node], parents: Sequence[int]) -> Tokens:

@@ -6,13 +6,15 @@ import fcntl
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from env_worker.arrays.budget import Room
-from env_worker.arrays.forks import close_unshared
+from env_worker.arrays.forks import close_unshared, is_unshared
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
+
+_T = TypeVar("_T")
 
 MAX_FILES: Final = 16
 """A worker keeps a few episodes at a time; what comes back in larger batches is taken no sooner."""
@@ -34,9 +36,33 @@ class _Spare(NamedTuple):
     since: float
 
 
+class _Process:
+    """The spare files of this process. A child that is forked has none, whoever had the lock."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.files: Final[list[_Spare]] = []
+        """The latest one last."""
+        self.freed = 0
+        """Goes up when one was closed or cut."""
+
+    def begin_anew(self) -> None:
+        self.lock = threading.Lock()
+        self.files.clear()
+
+
+_HERE: Final = _Process()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_HERE.begin_anew)
+
+
 class Spares:
     """Files in memory that no other process was ever offered, of which the next segments are made. They give
     way to whatever is held: `room` is never exceeded, and nobody is refused any for their sake. Thread-safe.
+
+    All stores of the process have the same ones, which hold nothing of anybody's any more: so there are no
+    more of them where there are more stores, and each gets all of them where the system is short. They fit
+    into the room of whichever store has last added to them, or kept something.
 
     A file is closed, or cut, under the lock: so what counts no more is really free.
 
@@ -48,90 +74,109 @@ class Spares:
     def __init__(self, room: Callable[[], Room], clock: Callable[[], float] = time.monotonic) -> None:
         self._room: Final = room
         self._clock: Final = clock
-        self._lock: Final = threading.Lock()
-        self._files: Final[list[_Spare]] = []
-        """The latest one last."""
         self._closed = False
 
     @property
     def taken(self) -> Room:
         """What they take."""
-        with self._lock:
-            return self._taken()
+        with _HERE.lock:
+            return _taken()
 
     def add(self, fd: int, size: int) -> None:
         """Keep a file of `size` bytes of memory, which still count as held, or close it."""
-        with self._lock:
-            files, there = self._taken(), self._room()
+        with _HERE.lock:
+            files, there = _taken(), self._room()
             kept = (
                 not self._closed
+                and is_unshared(fd)
                 and LEAST_BYTES <= size <= MAX_BYTES - files.bytes
                 and files.segments < MAX_FILES
                 and files.bytes <= there.bytes
                 and files.segments <= there.segments
             )
             if kept:
-                self._files.append(_Spare(fd, size, self._clock()))
+                _HERE.files.append(_Spare(fd, size, self._clock()))
         if not kept:
             close_unshared(fd)
 
     def take(self, size: int) -> int | None:
         """A file of exactly `size` bytes of whatever, for a segment that has room for so many; None if none
         is like it. What is left fits beside all that is held."""
-        with self._lock:
-            like = [spare for spare in self._files if _alike(spare.size, size)]
+        with _HERE.lock:
+            like = [spare for spare in _HERE.files if _alike(spare.size, size)]
             # Of those that are as like as each other the latest, so that what is not needed gets old.
             spare = min(reversed(like), key=lambda spare: abs(spare.size - size), default=None)
             fd = None
             if spare is not None:
-                self._files.remove(spare)
+                _HERE.files.remove(spare)
                 fd = _resized(spare.fd, size)
+                _HERE.freed += fd is None or size < spare.size
             self._give_way()
             return fd
 
     def give_way(self) -> None:
         """Before anything else is made: free what does not fit beside all that is held."""
-        with self._lock:
+        with _HERE.lock:
             self._give_way()
 
-    def clear(self) -> bool:
-        """Free all, as the system has no room. Whether there were any."""
-        with self._lock:
-            found = bool(self._files)
-            while self._files:
-                self._free_oldest()
-            return found
+    def relieved(self, attempt: Callable[[], _T], short: Collection[int]) -> _T:
+        """What `attempt` returns. Where it raises an OSError of these numbers, as the system is short of
+        something, all are freed, and it is called again.
+
+        It fails only if none was freed since it began, by whomever: others, who were refused at the same
+        moment, may have freed them all, and it cannot know whether before or after its own refusal.
+        """
+        while True:
+            freed = _HERE.freed
+            try:
+                return attempt()
+            except OSError as error:
+                if error.errno not in short:
+                    raise
+                self.clear()
+                if _HERE.freed == freed:
+                    raise
+
+    def clear(self) -> None:
+        """Free all."""
+        with _HERE.lock:
+            while _HERE.files:
+                _free_oldest()
 
     def expire(self) -> None:
         """Free those that nobody has taken for a while."""
         latest = self._clock() - IDLE_SECONDS
-        while self._free_older(latest):
+        while _free_older(latest):
             pass
 
     def close(self) -> None:
-        """Free all, and keep none from now on."""
-        with self._lock:
+        """Free all, and add none from now on."""
+        with _HERE.lock:
             self._closed = True
         self.clear()
 
-    def _free_older(self, latest: float) -> bool:
-        """One at a time: a keep that comes meanwhile waits for no more."""
-        with self._lock:
-            old = bool(self._files) and self._files[0].since <= latest
-            if old:
-                self._free_oldest()
-            return old
-
     def _give_way(self) -> None:
         there = self._room()
-        while self._files and not _fits(self._taken(), there):
-            self._free_oldest()
+        while _HERE.files and not _fits(_taken(), there):
+            _free_oldest()
 
-    def _free_oldest(self) -> None:
-        close_unshared(self._files.pop(0).fd)
 
-    def _taken(self) -> Room:
-        return Room(sum(spare.size for spare in self._files), len(self._files))
+def _free_older(latest: float) -> bool:
+    """One at a time: a keep that comes meanwhile waits for no more."""
+    with _HERE.lock:
+        old = bool(_HERE.files) and _HERE.files[0].since <= latest
+        if old:
+            _free_oldest()
+        return old
+
+
+def _free_oldest() -> None:
+    close_unshared(_HERE.files.pop(0).fd)
+    _HERE.freed += 1  # now that it is
+
+
+def _taken() -> Room:
+    return Room(sum(spare.size for spare in _HERE.files), len(_HERE.files))
 
 
 def _fits(files: Room, there: Room) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ _GATHERED_BYTES: Final = 2**22
 _GATHERED_PIECES: Final = 512
 """POSIX systems take 1,024 at once; more of them would be no cheaper."""
 _ZEROS: Final = memoryview(bytes(2**16))
-_NO_ROOM: Final = (errno.ENOMEM, errno.ENOSPC)
 
 
 class SegmentWriter:
@@ -33,13 +33,13 @@ class SegmentWriter:
 
     Args:
         size: of the file in bytes, all of which are written.
-        relieve: called when there is no room; whether it has made some, so that it is worth another try.
+        attempt: calls what it is given, which writes; again, where that raises and room can be made.
     """
 
-    def __init__(self, fd: int, size: int, relieve: Callable[[], bool]) -> None:
+    def __init__(self, fd: int, size: int, attempt: Callable[[Callable[[], None]], object]) -> None:
         self._fd: Final = fd
         self._size: Final = size
-        self._relieve: Final = relieve
+        self._attempt: Final = attempt
         self._gathered: Final[list[memoryview]] = []
         self._begin = 0
         self._end = 0
@@ -74,12 +74,7 @@ class SegmentWriter:
     def _flush(self) -> None:
         if not self._gathered:
             return
-        try:
-            _write(self._fd, self._begin, self._gathered)
-        except OSError as error:
-            if error.errno not in _NO_ROOM or not self._relieve():
-                raise
-            _write(self._fd, self._begin, self._gathered)
+        self._attempt(partial(_write, self._fd, self._begin, self._gathered))
         self._gathered.clear()
         self._begin = self._end
 
