@@ -24,6 +24,7 @@ Sampling: TypeAlias = Mapping[str, Any] | SamplingParams
 _SESSION_ID_BYTES: Final = 34  # Of the field, which is set when the request leaves.
 _FOREVER_SECONDS: Final = 1e9
 """Some thirty years: gRPC takes more for a time that has passed."""
+_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _REQUEST_ID: Final = re.compile(r"[0-9a-f]{32}")
 _TOP_LOGPROBS: Final = ("logprobs", "top_logprobs")
 """What engines call `top_logprobs_count`."""
@@ -187,7 +188,7 @@ def _sampling_params(sampling: Sampling) -> SamplingParams:
             if isinstance(value, bool):
                 raise _malformed(label, value, "how many top log-probabilities each sampled token gets")
             name = "top_logprobs_count"
-        if name == "extra_json":
+        if name in ("extra_json", "extra"):
             raise _malformed(label, value, "further keys of the engine beside the others, as plain values")
         try:
             if name == "stop":
@@ -213,6 +214,14 @@ def _model_endpoint(model: str | None, endpoint: str | Endpoint | None) -> Model
         raise _malformed("endpoint", endpoint, "a URL or an Endpoint")
     _set_text(asked, "url", place.url, "endpoint.url")
     _set_text(asked, "dialect", place.dialect, "endpoint.dialect")
+    variable = place.key_variable
+    if isinstance(variable, str) and variable and not _VARIABLE.fullmatch(variable):
+        # Not repeated: it may be the key itself, which must not cross or be logged.
+        raise InvalidRequestError(
+            "endpoint.key_variable is no name of an environment variable (letters, digits, _); name the "
+            "worker's variable that holds the key",
+            metadata={"field": "endpoint.key_variable"},
+        )
     _set_text(asked, "api_key_variable", place.key_variable, "endpoint.key_variable")
     try:
         asked.headers.update(place.headers)

@@ -12,10 +12,12 @@ from env_client.training_arrays.reference import INFO_KEY
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from envtrio.v1.episode_pb2 import Episode
+    from envtrio.v1.episode_pb2 import Episode, Trace
 
 ARRAY_BYTES_KEY: Final = "training_array_bytes"
 """Where an EpisodeHook may leave the size of what it kept of a trace."""
+INCOMPLETE_KEY: Final = "incomplete"
+"""Where a worker says what an engine was asked for and did not give."""
 _SIMULATED: Final = "simulated model (right at a seeded rate)"
 
 
@@ -55,6 +57,8 @@ class Tally:
     array_bytes: float | None = None
     referring: int = 0
     """Episodes with references to training arrays: their workers hold those until somebody releases them."""
+    incomplete: dict[str, int] = field(default_factory=dict)
+    """In how many episodes a field that an engine was asked for is missing, by its name."""
     simulated: bool = False
     by_outcome: dict[str, Group] = field(default_factory=dict)
     by_kind: dict[str, Group] = field(default_factory=dict)
@@ -73,6 +77,8 @@ class Tally:
             if isinstance(size, int | float):
                 self.array_bytes = (self.array_bytes or 0) + size
         self.referring += any(json.loads(trace.info_json.get(INFO_KEY, "null")) for trace in episode.traces)
+        for name in sorted({name for trace in episode.traces for name in _incomplete(trace)}):
+            self.incomplete[name] = self.incomplete.get(name, 0) + 1
         if not episode.head.ok:
             errors = [*episode.head.errors, *(error for trace in episode.traces for error in trace.errors)]
             said = f"{errors[-1].type}: {errors[-1].message}" if errors else "no error was given"
@@ -95,6 +101,8 @@ class Tally:
         lines += ["", f"received: {format_bytes(self.received_bytes)}"]
         if self.array_bytes is not None:
             lines.append(f"training arrays kept by the workers: {format_bytes(self.array_bytes)}")
+        for name, count in sorted(self.incomplete.items()):
+            lines.append(f"incomplete: {name} in {count} of {self.done} outcomes; info.incomplete says why")
         if self.simulated:
             lines.append(f"answers by the {_SIMULATED}")
         return "\n".join(lines)
@@ -103,6 +111,12 @@ class Tally:
         self.done += 1
         self.by_outcome.setdefault(outcome, Group()).add(turns, reward)
         self.by_kind.setdefault(kind, Group()).add(turns, reward)
+
+
+def _incomplete(trace: Trace) -> Iterable[str]:
+    """Names of what the engine was asked for and did not give."""
+    said = json.loads(trace.info_json.get(INCOMPLETE_KEY, "null"))
+    return said if isinstance(said, dict) else ()
 
 
 def format_bytes(count: float) -> str:

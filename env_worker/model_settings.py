@@ -14,6 +14,11 @@ _SHAPE: Final = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})")
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 
 
+def is_variable(name: str) -> bool:
+    """Whether that can be the name of an environment variable that holds a key."""
+    return _VARIABLE.fullmatch(name) is not None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSettings:
     """Which models a worker's runs may ask, and how."""
@@ -34,7 +39,10 @@ class ModelSettings:
         "vllm-generate or sglang-chat",
     )
     model_key_variable: str | None = setting(
-        "--model-key-variable", None, "name", "environment variable that holds the API key for --model-url"
+        "--model-key-variable",
+        None,
+        "name",
+        "environment variable that holds the API key for --model-url, and for no other",
     )
     allow_endpoint: tuple[str, ...] = setting(
         "--allow-endpoint",
@@ -55,9 +63,10 @@ class ModelSettings:
     )
     model_retries: int = setting(
         "--model-retries",
-        4,
+        10,
         "tries",
-        "further tries after a connection that failed, status 429 or 5xx; of an answer nothing was used then",
+        "further tries after a connection that failed, status 429 or 5xx; of an answer nothing was used "
+        "then. 10 are some 30 s, as a push of weights may take",
     )
     model_arrays: tuple[str, ...] = setting(
         "--model-arrays",
@@ -105,7 +114,7 @@ class ModelSettings:
             ("--allow-key-variable", self.allow_key_variable),
         ):
             for name in names:
-                if name is not None and not _VARIABLE.fullmatch(name):
+                if name is not None and not is_variable(name):
                     # It may be a key that somebody has put in the place of a name.
                     raise SettingsError(
                         f"{flag} begins with {name[:3]!r} and is no name of an environment variable; give "

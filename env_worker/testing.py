@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import time
 from typing import TYPE_CHECKING, Any, Final
 
 from env_worker.domain import Call, Episode, EpisodeError, Message, SamplingParams
 from env_worker.envs.base import Context, play
-from env_worker.model.base import Turn
+from env_worker.model.base import Turn, check_asked
 from env_worker.model.simulated import SimulatedModel
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class ScriptedModel:
         reference: str | None = None,
     ) -> Turn:
         """See `ModelClient.chat`."""
+        check_asked(messages, sampling)
         if len(self.asked) == len(self._answers):
             raise AssertionError(
                 f"the environment asked for turn {len(self.asked) + 1}, but the script has "
@@ -93,6 +95,11 @@ async def rehearse(
     `episode.errors`, as in a worker; before it, it is raised here, InvalidTaskError included. TimeoutError
     after `timeout` seconds, when it was cancelled as a worker cancels it; CancelledError likewise.
     """
+    if not inspect.iscoroutinefunction(getattr(environment, "run", None)):
+        raise TypeError(
+            f"{environment!r} is no environment; define: async def run(self, context) -> None, and pass an "
+            "instance"
+        )
     # By way of JSON, as a task comes: no tuples, no keys that are numbers.
     sent = json.loads(json.dumps(dict(task), allow_nan=False))
     episode = Episode("rehearsal", getattr(environment, "name", type(environment).__name__), sent)

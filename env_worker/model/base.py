@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from env_worker.domain import Message, SamplingParams
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from env_worker.domain import Message, SamplingParams, Trace
+    from env_worker.domain import Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,21 @@ class Turn:
     node: int
     message: Message
     finish_reason: str
+
+
+def check_asked(messages: Sequence[Message], sampling: SamplingParams | None) -> None:
+    """TypeError if an environment asks with something else, as the dicts of other clients."""
+    for message in messages:
+        if not isinstance(message, Message):
+            raise TypeError(
+                f"a message is a {type(message).__name__}, expected Message: use Message.user(text), or "
+                "Message.from_openai(dict)"
+            )
+    if sampling is not None and not isinstance(sampling, SamplingParams):
+        raise TypeError(
+            f"sampling is a {type(sampling).__name__}, expected SamplingParams: hand on context.sampling, or "
+            "dataclasses.replace(context.sampling, temperature=0.5)"
+        )
 
 
 class ModelClient(Protocol):

@@ -15,7 +15,7 @@ from env_worker.domain import SamplingParams
 from env_worker.domain.text import clean_text
 from env_worker.model.asking import Asking
 from env_worker.model.attribution import place, write_turn
-from env_worker.model.base import Turn
+from env_worker.model.base import Turn, check_asked
 from env_worker.model.dialects import DIALECTS
 from env_worker.model.dialects.base import EngineOptions, Question
 from env_worker.model.retry import Backoff
@@ -86,6 +86,7 @@ class EngineModel:
         reference: str | None = None,
     ) -> Turn:
         """See `ModelClient.chat`."""
+        check_asked(messages, sampling)
         if parent is None and not messages:
             raise ValueError("the engine has no message to answer: pass at least one, or a parent")
         question = self._question(trace, messages, parent, sampling or SamplingParams(), tools)

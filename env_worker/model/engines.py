@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import sys
 from typing import TYPE_CHECKING, Final
@@ -13,6 +14,7 @@ from env_worker.model.dialects.base import EngineOptions
 from env_worker.model.engine import Engine
 from env_worker.model.engine_model import EngineModel
 from env_worker.model.simulated import SIMULATED, SimulatedModel
+from env_worker.model_settings import is_variable
 from env_worker.setting import SettingsError
 
 if TYPE_CHECKING:
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from env_worker.model.allow_list import BaseUrl
     from env_worker.model.base import ModelClient
     from env_worker.model_settings import ModelSettings
+
+logger = logging.getLogger(__name__)
 
 DIALECTS: Final = ("openai-chat", "vllm-chat", "vllm-completions", "vllm-generate", "sglang-chat")
 ENGINE_CLIENT: Final = "env_worker.model.http"
@@ -73,6 +77,7 @@ class Engines:
                 f"--model-dialect is {settings.model_dialect!r}; choose one of {', '.join(DIALECTS)}"
             )
         if own is not None or len(self._allowed):
+            self._check_start()
             try:
                 # Now, since it takes a second: not while the environments' loop has runs to serve.
                 importlib.import_module(ENGINE_CLIENT)
@@ -85,7 +90,11 @@ class Engines:
     @property
     def default(self) -> ModelClient:
         """The model of a run that names none."""
-        return self._simulated if self._own is None else self.model_for()
+        if self._own is None:
+            return self._simulated
+        settings = self._settings
+        variable = settings.model_key_variable or ""
+        return self._made(Engine(str(self._own), settings.model or "", settings.model_dialect, {}, variable))
 
     def model_for(
         self,
@@ -113,12 +122,44 @@ class Engines:
                 "model.model", model, "this worker has no default model to ask there: name one"
             )
         variable = key_variable or (self._settings.model_key_variable if own else "") or ""
-        self._check_variable(variable)
+        self._check_variable(variable, own=own)
         if (chosen := dialect or self._settings.model_dialect) not in DIALECTS:
             raise EndpointNotAllowedError(
                 "model.dialect", dialect, f"this worker speaks {', '.join(DIALECTS)}"
             )
         return self._made(Engine(str(where), name, chosen, dict(headers or {}), variable))
+
+    def _check_start(self) -> None:
+        """SettingsError if the worker's own key is not there; a word in the log on what is known now to go
+        wrong later."""
+        settings = self._settings
+        if (name := settings.model_key_variable) is not None and not os.environ.get(name):
+            raise SettingsError(
+                f"--model-key-variable is {name}, but no such environment variable is set; set it to the "
+                "endpoint's API key, or leave the flag out"
+            )
+        for name in settings.allow_key_variable:
+            if not os.environ.get(name):
+                logger.warning(
+                    "--allow-key-variable names %s, which is not set: runs that ask for it are refused", name
+                )
+        if self._own is None:
+            return
+        if settings.model_dialect == "openai-chat":
+            logger.warning(
+                "--model-dialect is openai-chat: %s gives text alone, no token ids, log-probabilities or "
+                "training arrays; choose one of %s where the engine is one of those",
+                self._own, ", ".join(DIALECTS[1:]),
+            )  # fmt: skip
+        if (
+            settings.model_dialect == "sglang-chat"
+            and "routed_experts" in settings.model_arrays
+            and settings.model_routing_shape is None
+        ):
+            raise SettingsError(
+                "--model-arrays names routed_experts, and sglang-chat gives its rows without a shape; give "
+                "--model-routing-shape LAYERSxTOP_K, e.g. 48x8"
+            )
 
     def _simulation(self, model: str, dialect: str, key_variable: str) -> SimulatedModel:
         if model not in ("", SIMULATED):
@@ -137,21 +178,29 @@ class Engines:
         except ValueError as error:
             raise EndpointNotAllowedError("model.url", url, f"{error}") from error
         if where != self._own and where not in self._allowed:
-            others = f" ({len(self._allowed)} entries)" if len(self._allowed) else ", which is empty"
+            others = f"{len(self._allowed)} entries" if len(self._allowed) else "no entries"
+            beside = "" if self._own is None else " beside its --model-url"
             raise EndpointNotAllowedError(
-                "model.url", url, f"it is not on this worker's list of endpoints{others}: --allow-endpoint"
+                "model.url",
+                url,
+                f"it is not on this worker's list of endpoints (--allow-endpoint: {others}{beside}), which "
+                "are base URLs with their path, e.g. http://engine:8000/v1",
             )
         return where
 
-    def _check_variable(self, name: str) -> None:
+    def _check_variable(self, name: str, *, own: bool) -> None:
+        """The worker's own key goes to its own URL, others to any that is allowed."""
         settings = self._settings
         if not name:
             return
-        if name not in (settings.model_key_variable, *settings.allow_key_variable):
+        if name not in settings.allow_key_variable and not (own and name == settings.model_key_variable):
+            # It may be a key that somebody has put in the place of a name, and this goes into logs.
+            shown = name if is_variable(name) and name.isupper() else f"{name[:3]}..."
             raise EndpointNotAllowedError(
                 "model.api_key_variable",
-                name,
-                "it is not on this worker's list of key variables: --allow-key-variable",
+                shown,
+                "it is not on this worker's list of key variables for that endpoint (--allow-key-variable); "
+                "it is the name of a variable, and never the key",
             )
         if not os.environ.get(name):
             raise EndpointNotAllowedError(

@@ -92,7 +92,7 @@ async def persist(
         if not error.retryable:
             raise error
         if attempt > retries:
-            error.add_note(f"given up after {attempt} tries; --model-retries allows {retries} repetitions")
+            error.args = (f"{error}; given up after {attempt} tries (--model-retries {retries})",)
             raise error
         pause = backoff.pause(attempt, asked)
         # Not the message: it has the engine's words, which may be those of a prompt.

@@ -14,7 +14,7 @@ import numpy as np
 
 from env_worker.domain import Call, EpisodeError, Message, SamplingParams
 from env_worker.model import simulate_arrays
-from env_worker.model.base import Turn
+from env_worker.model.base import Turn, check_asked
 from env_worker.model.simulate_text import words, wrong_answer
 
 if TYPE_CHECKING:
@@ -97,6 +97,7 @@ class SimulatedModel:
         reference: str | None = None,
     ) -> Turn:
         """See `ModelClient.chat`."""
+        check_asked(messages, sampling)
         if parent is None and not messages:
             raise ValueError("the simulated model has no message to answer: pass at least one, or a parent")
         sampling = sampling or SamplingParams()

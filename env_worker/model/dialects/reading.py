@@ -15,6 +15,7 @@ from env_worker.model.dialects.base import (
     RoutingRows,
 )
 from env_worker.model.fields.json_values import (
+    ABSENT,
     AbsentError,
     FieldError,
     get_count,
@@ -107,6 +108,7 @@ class AnswerReader:
             )
             ids = None
         if ids is None:
+            self._hint(TOKEN_IDS, "is the dialect that of this server?")
             for field in self._asked - {TOKEN_IDS, WEIGHT_VERSIONS}:
                 self._hole(field, f"no token ids: {self.answer.holes.get(TOKEN_IDS, 'none were asked for')}")
             return False
@@ -133,10 +135,11 @@ class AnswerReader:
         else:
             self.lacks(TOP_LOGPROBS, "the sampling parameters ask for none; set logprobs to how many")
 
-    def sampling_mask(self, parent: Mapping[str, Any], key: str) -> None:
-        """Of the sampled tokens."""
+    def sampling_mask(self, parent: Mapping[str, Any], key: str, *, hint: str) -> None:
+        """Of the sampled tokens. `hint` is the next step where there is none."""
         if (sampled := self._sampled) is not None and len(sampled):
             self.answer.sampling_mask = self._take(SAMPLING_MASK, lambda: sampling_mask(parent, key, sampled))
+            self._hint(SAMPLING_MASK, hint)
 
     def routing(self, read: Callable[[int], Placed]) -> None:
         """Of prompt and sampled tokens. `read` is told how many there are."""
@@ -166,6 +169,11 @@ class AnswerReader:
         except FieldError as wrong:
             self._hole(field, str(wrong))
         return None
+
+    def _hint(self, field: str, hint: str) -> None:
+        """Add the next step to the hole of a field that is not there at all."""
+        if (reason := self.answer.holes.get(field, "")).startswith(ABSENT):
+            self._hole(field, f"{reason}; {hint}")
 
     def _hole(self, field: str, reason: str) -> None:
         self.answer.holes[field] = reason[:_MOST_REASON]

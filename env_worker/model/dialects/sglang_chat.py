@@ -93,7 +93,7 @@ def _read(response: Mapping[str, Any], question: Question, options: EngineOption
     reader.logprobs(partial(meta_sampled, meta))
     reader.top_logprobs(partial(meta_candidates, meta), heads_wanted(question.sampling))
     reader.routing(partial(_rows, response, choice, options, start))
-    reader.sampling_mask(meta, "output_token_sampling_mask")
+    reader.sampling_mask(meta, "output_token_sampling_mask", hint="this needs SGLang 0.5.23 or later")
     # On OpenAI's endpoints beside the choices, in /generate's answer within.
     beside = get_object(response, "metadata")
     reader.weight_versions(beside if beside.get("weight_versions") is not None else meta, "weight_versions")

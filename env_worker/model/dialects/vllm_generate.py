@@ -135,6 +135,8 @@ def _read(
     reader.routing(
         lambda tokens: vllm_rows(choice.get("routed_experts"), None, options, tokens=tokens, start=start)
     )
-    reader.sampling_mask(choice, "sampling_mask")
+    reader.sampling_mask(
+        choice, "sampling_mask", hint="start vLLM with --return-sampling-mask, and set temperature and top_k"
+    )
     reader.weight_versions(choice, "weight_versions")
     return answer

@@ -24,6 +24,9 @@ class FieldError(Exception):
     """What a field holds is not what its API promises; the message is the reason of a hole."""
 
 
+ABSENT: Final = "the response has no "
+
+
 class AbsentError(FieldError):
     """The response does not have the field at all, or null in its place."""
 
@@ -50,7 +53,7 @@ def get_list(parent: Mapping[str, Any], key: str, length: int | None = None) -> 
     """The list at `key`, with one entry for each of `length` sampled tokens. FieldError if it is none."""
     value = parent.get(key)
     if value is None:
-        raise AbsentError(f"the response has no {key}")
+        raise AbsentError(f"{ABSENT}{key}")
     if not isinstance(value, list):
         raise FieldError(f"{key} is {shown(value)}, expected a list")
     if length is not None and len(value) != length:

@@ -166,3 +166,15 @@ def test_timeouts() -> None:
     for value in (-1, math.nan):
         with pytest.raises(InvalidRequestError, match="0 or more seconds"):
             checked_timeout(value)
+
+
+@pytest.mark.parametrize("key", ["sk-ant-0123", "two words", "x" * 200])
+def test_a_key_in_the_place_of_its_variables_name_stays_here(key: str) -> None:
+    with pytest.raises(InvalidRequestError, match="no name of an environment variable") as refused:
+        built(endpoint=Endpoint("http://e/v1", key_variable=key))
+    assert key not in str(refused.value)
+
+
+def test_further_keys_of_the_engine_stand_beside_the_others() -> None:
+    with pytest.raises(InvalidRequestError, match="beside the others"):
+        built(sampling={"extra": {"priority": 1}})

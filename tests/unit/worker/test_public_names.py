@@ -19,6 +19,7 @@ NAMES = {
     "EngineError",
     "InvalidTaskError",
     "Message",
+    "SamplingParams",
     "ToolError",
     "Episode",
     "Trace",

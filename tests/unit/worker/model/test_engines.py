@@ -77,6 +77,44 @@ def test_an_allowed_endpoint_gets_no_key_that_was_not_asked_for() -> None:
     assert engine_of(worker.model_for(url="http://other:1/v1", key_variable=OTHER_KEY)).api_key == SECRET
 
 
+def test_the_workers_own_key_goes_to_its_own_url_alone() -> None:
+    """Or a client could have it sent to any other endpoint that is allowed."""
+    other = "http://other:1/v1"
+    with pytest.raises(EndpointNotAllowedError, match="for that endpoint") as refused:
+        own("--allow-endpoint", other).model_for(url=other, key_variable=KEY)
+    assert refused.value.field == "model.api_key_variable"
+    listed = own("--allow-endpoint", other, "--allow-key-variable", KEY)
+    assert engine_of(listed.model_for(url=other, key_variable=KEY)).api_key == SECRET
+    assert engine_of(own("--allow-endpoint", other).model_for(key_variable=KEY)).api_key == SECRET
+
+
+@pytest.mark.parametrize("key", ["sk-ant-0123456789", "abcdef0123456789", "AKIAxyz0123456789"])
+def test_a_key_in_the_place_of_its_variables_name_is_not_repeated(key: str) -> None:
+    with pytest.raises(EndpointNotAllowedError, match="never the key") as refused:
+        own().model_for(key_variable=key)
+    assert key[3:] not in str(refused.value) + refused.value.value
+
+
+def test_what_is_known_at_the_start_to_go_wrong_is_said_then(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv(KEY)
+    with pytest.raises(SettingsError, match=f"--model-key-variable is {KEY}, but no such"):
+        own()
+    with pytest.raises(SettingsError, match="--model-routing-shape LAYERSxTOP_K"):
+        engines(
+            *("--model-url", "http://own", "--model", "m", "--model-dialect", "sglang-chat"),
+            *("--model-arrays", "routed_experts"),
+        )
+    caplog.clear()
+    engines("--model-url", "http://own", "--model", "m", "--allow-key-variable", KEY)
+    assert f"--allow-key-variable names {KEY}, which is not set" in caplog.text
+    assert "openai-chat: http://own gives text alone" in caplog.text
+    caplog.clear()
+    engines("--model-url", "http://own", "--model", "m", "--model-dialect", "vllm-chat")
+    assert not caplog.text
+
+
 @pytest.mark.parametrize(
     ("asked", "field", "word"),
     [
