@@ -12,7 +12,7 @@ COPY pyproject.toml README.md LICENSE ./
 RUN mkdir -p env_worker env_broker env_client protos/envtrio/v1 \
     && touch env_worker/__init__.py env_broker/__init__.py env_client/__init__.py protos/envtrio/__init__.py \
     && python -m venv /opt/envtrio \
-    && /opt/envtrio/bin/pip install --no-cache-dir '.[reasoning-gym,progress]' \
+    && /opt/envtrio/bin/pip install --no-cache-dir '.[reasoning-gym,progress,engines]' \
     && /opt/envtrio/bin/pip uninstall --yes envtrio && rm -rf build
 COPY protos protos
 COPY env_worker env_worker
