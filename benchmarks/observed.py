@@ -54,7 +54,7 @@ class Observer:
     def _look_around(self) -> None:
         objects = gc.get_objects()
         self._tables = [found for found in objects if type(found).__name__ in TABLES]
-        self._loops = [found for found in objects if isinstance(found, asyncio.BaseEventLoop)]
+        self._loops = [found for found in objects if isinstance(found, asyncio.AbstractEventLoop)]
 
     def _sample(self) -> dict[str, Any]:
         pages = int(Path("/proc/self/statm").read_text().split()[1])

@@ -71,8 +71,8 @@ see the curve of its tombstones beside that of its memory.
 STEADY_SECONDS = 60.0
 """Tables fill for the first seconds, by design: quarters of a shorter soak are not compared."""
 LIVE = ("runs", "routes", "sessions")
-STANDING = {"worker 0: sessions": 1, "worker 1: sessions": 1}
-"""The broker has a session of its own with each worker."""
+STANDING = {"worker 0: sessions": 2, "worker 1: sessions": 2}
+"""The broker has two of its own with each worker: for confirmations, and for the runs."""
 CURVES = {
     "resident_mib": "resident memory, MiB",
     "files": "open file descriptors",
