@@ -13,7 +13,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from tests.helpers.guarantee import GuaranteeBroken
-from tests.helpers.pools import ROOT, SLIPS
+from tests.helpers.pools import ROOT, slips_of
 from tests.helpers.snapshot import alive, descendants
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class Killable:
         self.code = await asyncio.wait_for(self._process.wait(), timeout)
         await self._reader
         self._process = None
-        if slips := [line for line in self._lines if any(slip in line for slip in SLIPS)]:
+        if slips := slips_of(self._lines):
             raise GuaranteeBroken(f"{self.module} logged {slips}")
         return self.code
 

@@ -10,6 +10,7 @@ import sys
 from collections import deque
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from tests.helpers.snapshot import alive, descendants
 from tests.helpers.stub_client import StubClient
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 30.0
@@ -30,6 +31,16 @@ HOOK = "tests.helpers.recording_hook:RecordingHook"
 QUICK_STOP = ("--drain-seconds", "0.2", "--linger-seconds", "0.2", "--kill-seconds", "10")
 # What asyncio, grpc and the ledger say when something was forgotten.
 SLIPS = ("never retrieved", "was destroyed but it is pending", "LedgerError", "never awaited")
+
+
+def slips_of(lines: Iterable[str]) -> list[str]:
+    """The lines of a log that tell of something forgotten, each with the one after it: of what."""
+    log = [*lines, ""]
+    return [
+        f"{line} {following}".strip()
+        for line, following in pairwise(log)
+        if any(slip in line for slip in SLIPS)
+    ]
 
 
 @dataclass
@@ -108,7 +119,7 @@ async def serving(
         raise GuaranteeBroken(
             f"broke NothingLeftBehind: {module} left {left} after SIGTERM and {STOP_SECONDS} s"
         )
-    if slips := [line for line in server.log if any(slip in line for slip in SLIPS)]:
+    if slips := slips_of(server.log):
         raise GuaranteeBroken(f"{module} logged {slips}")
 
 
