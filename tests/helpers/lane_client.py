@@ -130,6 +130,7 @@ class Lane:
             pass  # by `close`, or as the channel was closed
         finally:
             self.over = True
+            self._tasks[1].cancel()  # it would wait for ever for something to say
             for run in self._runs.values():
                 run.stream_over(code, said, fault or EOFError(f"run {run.number} was not ended: {said}"))
             self._runs.clear()
