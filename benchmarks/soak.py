@@ -16,6 +16,7 @@ import csv
 import json
 import os
 import random
+import re
 import statistics
 import sys
 import tempfile
@@ -36,19 +37,20 @@ from tests.helpers.history import (
     Ended,
     History,
     Passed,
+    Record,
     from_line,
 )
 from tests.helpers.history_pipe import VARIABLE as HISTORY
 from tests.helpers.history_pipe import HistoryWriter
 from tests.helpers.pools import HOOK, serving
 from tests.helpers.recorded_client import RecordedSession
+from tests.helpers.recorded_lane import record_lane
 from tests.helpers.storm_client import AsyncRider, Ride, StubRider
 from tests.helpers.stub_client import StubClient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.helpers.history import Record
 
 CANCELLED_SHARE = 0.7
 BARE_SHARE = 0.2
@@ -119,6 +121,7 @@ class Soak:
             EnvClient(self._address, env="synthetic", session=session) as client,
             asyncio.TaskGroup() as lanes,
         ):
+            record_lane(client, self._history)
             for _ in range(LANES):
                 lanes.create_task(self._lane(client))
 
@@ -279,6 +282,10 @@ def main() -> int:
         oracle.outcomes_add_up(history, arguments.runs)
     except oracle.GuaranteeBroken as error:
         broken.append(str(error))
+        if (named := re.search(r"run ([0-9a-f]{8}):", str(error))) is not None:
+            for run in history.runs():
+                if run.startswith(named[1]):
+                    broken.extend(f"  {record}" for record in history.of(run, Record))
     print("\n".join(broken) or "every promise held, nothing grew, nothing is left")
     return 1 if broken else 0
 
