@@ -42,7 +42,23 @@ MAX_HEADER_BYTES: Final = 4096
 
 _ID: Final = re.compile(r"[0-9a-f]{32}")
 _HEADER_NAME: Final = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]+")
-_SECRET_HEADERS: Final = frozenset({"authorization", "cookie", "host", "x-api-key"})
+_FORBIDDEN_HEADERS: Final = frozenset(
+    (
+        *("authorization", "cookie", "api-key", "x-api-key", "x-goog-api-key", "x-auth-token"),
+        *(
+            "host",
+            "connection",
+            "content-length",
+            "expect",
+            "keep-alive",
+            "te",
+            "trailer",
+            "transfer-encoding",
+        ),
+        "upgrade",
+    )
+)
+"""What carries secrets, and what is between the worker's HTTP package and the engine alone."""
 
 
 def decoded(kind: type[_M], data: bytes) -> _M:
@@ -190,7 +206,7 @@ def _check_headers(headers: Mapping[str, str]) -> None:
         field = f"model.headers[{name[:80]!r}]"
         if _HEADER_NAME.fullmatch(name) is None:
             raise _invalid(field, "is no lower-case HTTP header name; spell it in lower case, without spaces")
-        if name in _SECRET_HEADERS or name.startswith("proxy-"):
+        if name in _FORBIDDEN_HEADERS or name.startswith("proxy-"):
             raise _not_allowed(
                 field,
                 name,
@@ -202,6 +218,11 @@ def _check_headers(headers: Mapping[str, str]) -> None:
             )
         if any((ord(character) < 32 and character != "\t") or ord(character) == 127 for character in value):
             raise _invalid(field, "holds a control character; leave it out")
+        if not value.isascii() or value != value.strip():
+            raise _invalid(
+                field,
+                "holds characters beyond ASCII, or blanks at an end, which no header carries; leave them out",
+            )
 
 
 def _not_allowed(field: str, value: str, why: str) -> Refusal:

@@ -22,6 +22,7 @@ from env_worker.domain import Episode, EpisodeError, InvalidTaskError
 from env_worker.domain.ledger import Event, State
 from env_worker.endings import environment_failed, hook_failed, hook_unusable, own_fault, too_large
 from env_worker.envs.base import Context, play
+from env_worker.model.errors import loggable
 from env_worker.port import PortBrokenError, RunPort
 from env_worker.status import Refusal
 
@@ -203,7 +204,7 @@ class Run:
             failure = EpisodeError.from_exception(raised, phase="environment")
             logger.warning(
                 "run=%s environment=%s raised %s, so the episode is not ok: %s",
-                self.name, self.episode.environment, failure.type, failure.message,
+                self.name, self.episode.environment, failure.type, loggable(failure, raised, failure.message),
             )  # fmt: skip
             self.episode.add_error(failure)
             return True
@@ -213,7 +214,8 @@ class Run:
             )
             return False
         error = EpisodeError.from_exception(raised)
-        logger.error("run=%s reason=ENVIRONMENT_FAILED %s", self.name, error.traceback or error.message)
+        said = loggable(error, raised, error.traceback or error.message)
+        logger.error("run=%s reason=ENVIRONMENT_FAILED %s", self.name, said)
         self._settle(Event.ENVIRONMENT_FAILED, environment_failed(self.episode.environment, error))
         return False
 

@@ -13,7 +13,8 @@ _PORTS: Final = {"http": 80, "https": 443}
 _ANY: Final = "*"
 # What is no URL character may be read in one way here and in another by who opens the connection.
 _CHARACTERS: Final = re.compile(r"[A-Za-z0-9\-._~:/\[\]%*]+")
-_HOST: Final = re.compile(r"[a-z0-9]([a-z0-9.\-]*[a-z0-9])?|\[[0-9a-f]*:[0-9a-f:.]*\]")
+# With _, which is in no domain, but in the names that Docker gives to services.
+_HOST: Final = re.compile(r"[a-z0-9_]([a-z0-9._\-]*[a-z0-9_])?|\[[0-9a-f]*:[0-9a-f:.]*\]")
 _PORT: Final = re.compile(r"[0-9]{1,5}")
 _SEGMENT: Final = re.compile(r"[A-Za-z0-9\-._~:]+")
 

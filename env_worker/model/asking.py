@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from env_worker.domain import Call, EpisodeError
 from env_worker.domain.text import clean_text
+from env_worker.model.errors import EngineAbortedError, EngineError
+from env_worker.model.fields.messages import given_up
 from env_worker.model.paths import request_url
-from env_worker.model.retry import persist
+from env_worker.model.retry import TryFailedError, persist
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -19,9 +21,14 @@ if TYPE_CHECKING:
     from env_worker.model.http import Connections
     from env_worker.model.retry import Backoff, FailedTry
 
+_MAX_WORDS: Final = 2000
+"""Characters of an error that has the engine's own words: they may repeat the prompt."""
+
 
 class Asking:
     """Asks an engine one question. Each try that fails is handed to `record` as a Call, at once.
+
+    An answer that the engine gave up is a try that failed: it is no answer, and nothing may be scored by it.
 
     A dialect may need several requests for a turn. The Call of the turn itself is that of the last try of the
     one that samples; if it was the first, with what led to it.
@@ -52,7 +59,14 @@ class Asking:
 
     async def answer(self, question: Question, options: EngineOptions) -> Answer:
         """The engine's answer. EngineError, or what the dialect raises of its own."""
-        return await self._dialect.ask(question, options, self._post)
+        try:
+            answer = await self._dialect.ask(question, options, self._post)
+        except EngineError as error:
+            error.args = (self._engine.redacted(str(error))[:_MAX_WORDS],)
+            raise
+        if answer.holes:
+            answer.holes = {field: self._engine.redacted(why) for field, why in answer.holes.items()}
+        return answer
 
     def succeeded(self, node: int, answer: Answer) -> Call:
         """The Call that brought `answer`, which is node `node`."""
@@ -82,7 +96,11 @@ class Asking:
             if samples and self._tries[url]:
                 self._restart()  # what was before is told by the Call of the try that failed
             self._tries[url] += 1
-            return await self._connections.post(self._engine, path, body, self._timeout_seconds)
+            response = await self._connections.post(self._engine, path, body, self._timeout_seconds)
+            if samples and (why := given_up(response)):
+                why = self._engine.redacted(f"POST {url} was answered with {why}")[:_MAX_WORDS]
+                raise TryFailedError(EngineAbortedError(why, retryable=True))
+            return response
 
         def report(failed: FailedTry) -> None:
             self._recorded = failed.error

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from env_worker.model.dialects.base import Answer
 
 _NO_IDS: Final = np.empty(0, np.int32)
+_NO_NODES: Final[frozenset[int]] = frozenset()
 
 
 class Addition(NamedTuple):
@@ -61,6 +62,8 @@ class Written(NamedTuple):
     holes: Mapping[str, str]
     """What was asked for and is not in the nodes, each with why: the answer's, and rows that do not fit."""
     rewritten: bool
+    mended: frozenset[int] = _NO_NODES
+    """Earlier nodes whose missing routing rows came with this turn."""
 
 
 def place(
@@ -96,7 +99,7 @@ def write_turn(trace: Trace, placement: Placement, answer: Answer) -> Written:
     anything else is written.
     """
     holes = dict(answer.holes)
-    rows = _routed(trace, placement, answer, holes)
+    rows, mended = _routed(trace, placement, answer, holes)
     unrouted = {field: why for field, why in holes.items() if field == ROUTED_EXPERTS}
     parent, written = placement.parent, 0
     for message, ids, tools_json in placement.added:
@@ -123,7 +126,7 @@ def write_turn(trace: Trace, placement: Placement, answer: Answer) -> Written:
         top_logprobs=answer.top_logprobs,
         holes=holes,
     )
-    return Written(node, holes, placement.rewritten)
+    return Written(node, holes, placement.rewritten, mended)
 
 
 def _shared(parts: Sequence[Int32Array], prompt_ids: Int32Array) -> tuple[int, int]:
@@ -140,20 +143,21 @@ def _shared(parts: Sequence[Int32Array], prompt_ids: Int32Array) -> tuple[int, i
 
 def _routed(
     trace: Trace, placement: Placement, answer: Answer, holes: dict[str, str]
-) -> RoutedExperts | None:
-    """The rows of the turn's new tokens, whose predecessor then has its own too; or their hole in `holes`."""
+) -> tuple[RoutedExperts | None, frozenset[int]]:
+    """The rows of the turn's new tokens, whose predecessor then has its own too; or their hole in `holes`.
+    And the earlier nodes whose hole was mended."""
     routing, prompt, sampled = answer.routing, answer.prompt_ids, answer.sampled_ids
     if routing is None or prompt is None or sampled is None:
-        return None
+        return None, _NO_NODES
     parent, reused, tokens = placement.parent, placement.reused, len(prompt) + len(sampled)
     if tokens == reused:
-        return None
+        return None, _NO_NODES
     if hole := routing_hole(trace, parent, reused, tokens, routing):
         holes[ROUTED_EXPERTS] = hole
-        return None
+        return None, _NO_NODES
     repair_placeholder(trace, parent, reused, routing)
-    fill_missing(trace, parent, reused, routing)
-    return new_rows(reused, tokens, routing)
+    mended = fill_missing(trace, parent, reused, routing)
+    return new_rows(reused, tokens, routing), mended
 
 
 def _part(rows: RoutedExperts | None, first: int, count: int) -> RoutedExperts | None:

@@ -3,11 +3,34 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from env_worker.model.redaction import redacted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+_HEADER_VALUE: Final = re.compile(r"[ -~]+")
+
+
+def key_in(variable: str) -> str:
+    """The API key in environment variable `variable` of this process, without white space around it: files
+    that keys are read from end with a newline. LookupError naming the variable, and never what it holds, if
+    it is not set, or holds what no HTTP header can carry."""
+    key = os.environ.get(variable, "").strip()
+    if not key:
+        raise LookupError(
+            f"environment variable {variable} of this worker is not set to anything; set it to the "
+            "endpoint's API key, or ask for no key"
+        )
+    if not _HEADER_VALUE.fullmatch(key):
+        raise LookupError(
+            f"environment variable {variable} of this worker holds characters that no header can carry "
+            "(control characters, or others than ASCII's); set it to the key alone, on one line"
+        )
+    return key
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +50,13 @@ class Engine:
 
     @property
     def api_key(self) -> str:
-        """The key, read anew each time; "" where there is none. LookupError naming the variable if it is not
-        set."""
-        if not self.key_variable:
-            return ""
-        if not (key := os.environ.get(self.key_variable)):
-            raise LookupError(
-                f"environment variable {self.key_variable} of this worker is not set; set it to the "
-                "endpoint's API key, or ask for no key"
-            )
-        return key
+        """The key, read anew each time; "" where there is none. LookupError: see `key_in`."""
+        return key_in(self.key_variable) if self.key_variable else ""
+
+    def redacted(self, text: str) -> str:
+        """`text`, which may be this engine's words, without its key and without the values of its headers."""
+        try:
+            key = self.api_key
+        except LookupError:  # then it was not sent
+            key = ""
+        return redacted(text, (key, *self.headers.values()))

@@ -19,17 +19,19 @@ from env_worker.model.base import Turn, check_asked
 from env_worker.model.dialects import DIALECTS
 from env_worker.model.dialects.base import EngineOptions, Question
 from env_worker.model.retry import Backoff
+from env_worker.model.routing_rows import ROUTED_EXPERTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from env_worker.domain import Int32Array, Message, Trace
+    from env_worker.domain import Int32Array, Message, Node, Trace
+    from env_worker.model.attribution import Written
     from env_worker.model.engine import Engine
 
 INCOMPLETE: Final = "incomplete"
 """Key of a trace's info: what its engine was asked for and did not give. Maps each such field to `turns` (how
-many lack it), `first_node` (the answer of the first of them) and `reason` (that of the first). Nobody else
-should write to it."""
+many lack it; no longer those whose rows came with a later one), `first_node` (the answer of the first of
+them) and `reason` (that of the first). Nobody else should write to it."""
 ENGINE: Final = "engine"
 """Key of a trace's info: the `dialect` that its engine was spoken to in, and the `logprobs_mode` that the
 worker's operator told, "" where that was not told."""
@@ -50,9 +52,12 @@ class EngineModel:
 
     A turn is one response, used whole or not at all, so a request that failed may be tried again: where the
     connection failed or broke, the try took longer than `timeout_seconds`, the engine answered 408, 409, 429
-    or 500 and above, or what came is not JSON. At most `retries` times for each request. Each try that failed
-    is a Call with its error, the one that succeeded is the Call of the answer's node. Cancelling closes the
-    HTTP request.
+    or 500 and above, what came is not JSON, or the engine gave the answer up (a finish_reason of "abort" or
+    "error"). At most `retries` times for each request. Each try that failed is a Call with its error, the one
+    that succeeded is the Call of the answer's node. Cancelling closes the HTTP request.
+
+    `key_variables` are the names of all of the worker's environment variables that hold engines' keys, this
+    one's or others': an environment that starts programs does not hand them on.
 
     What was asked for and is absent stands in the nodes' `holes` and in `trace.info["incomplete"]`; what is
     known of the engine in `trace.info["engine"]`. Chats on branches of one trace may be under way at once.
@@ -65,6 +70,7 @@ class EngineModel:
     timeout_seconds: float = 600.0
     retries: int = 4
     backoff: Backoff = field(default_factory=Backoff)
+    key_variables: frozenset[str] = frozenset()
     run_id: str = field(default_factory=_new_id, repr=False)
 
     @property
@@ -105,7 +111,7 @@ class EngineModel:
             asking.failed(error)
             raise
         trace.add_call(asking.succeeded(written.node, answer))
-        self._note(trace, written.node, written.holes)
+        self._note(trace, written)
         return Turn(written.node, answer.message, clean_text(answer.finish_reason))
 
     def _question(
@@ -145,13 +151,23 @@ class EngineModel:
             backoff=self.backoff,
         )
 
-    def _note(self, trace: Trace, node: int, holes: Mapping[str, str]) -> None:
+    def _note(self, trace: Trace, written: Written) -> None:
         trace.info[ENGINE] = {"dialect": self.engine.dialect, "logprobs_mode": self.options.logprobs_mode}
-        if not holes:
+        if not (written.holes or written.mended):
             return
         noted = dict(trace.info.get(INCOMPLETE, {}))
-        for name in holes:
-            reason = trace.nodes[node].holes[name]  # mended and cut there
-            first = {"turns": 0, "first_node": node, "reason": reason}
+        if written.mended:
+            noted.pop(ROUTED_EXPERTS, None)
+            if still := [index for index, node in enumerate(trace.nodes) if _lacks(node, ROUTED_EXPERTS)]:
+                why = trace.nodes[still[0]].holes[ROUTED_EXPERTS]
+                noted[ROUTED_EXPERTS] = {"turns": len(still), "first_node": still[0], "reason": why}
+        for name in written.holes:
+            reason = trace.nodes[written.node].holes[name]  # mended and cut there
+            first = {"turns": 0, "first_node": written.node, "reason": reason}
             noted[name] = {**(entry := noted.get(name, first)), "turns": entry["turns"] + 1}
         trace.info[INCOMPLETE] = noted
+
+
+def _lacks(node: Node, field: str) -> bool:
+    """Whether that is an answer which has a hole there."""
+    return node.sampled and field in node.holes

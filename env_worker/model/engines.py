@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import importlib
 import logging
-import os
 import sys
 from typing import TYPE_CHECKING, Final
 
 from env_worker.domain import TRAINING_ARRAY_FIELDS
 from env_worker.model.allow_list import AllowList, base_url
 from env_worker.model.dialects.base import EngineOptions
-from env_worker.model.engine import Engine
+from env_worker.model.engine import Engine, key_in
 from env_worker.model.engine_model import EngineModel
 from env_worker.model.simulated import SIMULATED, SimulatedModel
 from env_worker.model_settings import is_variable
@@ -66,6 +65,8 @@ class Engines:
             logprobs_mode=settings.model_logprobs_mode,
         )
         assert self._options.arrays <= set(TRAINING_ARRAY_FIELDS), "the settings were checked"
+        own_key = () if settings.model_key_variable is None else (settings.model_key_variable,)
+        self._key_variables: Final = frozenset((*own_key, *settings.allow_key_variable))
         own = None if settings.model_url is None else _own_url("--model-url", settings.model_url)
         self._own: Final = own
         try:
@@ -133,16 +134,16 @@ class Engines:
         """SettingsError if the worker's own key is not there; a word in the log on what is known now to go
         wrong later."""
         settings = self._settings
-        if (name := settings.model_key_variable) is not None and not os.environ.get(name):
-            raise SettingsError(
-                f"--model-key-variable is {name}, but no such environment variable is set; set it to the "
-                "endpoint's API key, or leave the flag out"
-            )
+        if (name := settings.model_key_variable) is not None:
+            try:
+                key_in(name)
+            except LookupError as error:
+                raise SettingsError(f"--model-key-variable is {name}, but {error}") from error
         for name in settings.allow_key_variable:
-            if not os.environ.get(name):
-                logger.warning(
-                    "--allow-key-variable names %s, which is not set: runs that ask for it are refused", name
-                )
+            try:
+                key_in(name)
+            except LookupError as error:
+                logger.warning("--allow-key-variable: %s; runs that ask for it are refused", error)
         if self._own is None:
             return
         if settings.model_dialect == "openai-chat":
@@ -202,10 +203,10 @@ class Engines:
                 "it is not on this worker's list of key variables for that endpoint (--allow-key-variable); "
                 "it is the name of a variable, and never the key",
             )
-        if not os.environ.get(name):
-            raise EndpointNotAllowedError(
-                "model.api_key_variable", name, "this worker has no environment variable of that name set"
-            )
+        try:
+            key_in(name)
+        except LookupError as error:
+            raise EndpointNotAllowedError("model.api_key_variable", name, str(error)) from error
 
     def _made(self, engine: Engine) -> ModelClient:
         return EngineModel(
@@ -213,6 +214,7 @@ class Engines:
             self._options,
             timeout_seconds=self._settings.model_timeout_seconds,
             retries=self._settings.model_retries,
+            key_variables=self._key_variables,
         )
 
 

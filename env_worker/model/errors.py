@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from env_worker.domain import EpisodeError
 
 
 class EngineError(Exception):
@@ -29,5 +32,19 @@ class EngineRefusedError(EngineError):
     """The engine answered with an error status; the message has its own words."""
 
 
+class EngineAbortedError(EngineError):
+    """The engine gave the request up, and says so in the place of a whole answer: it was paused, was told to
+    abort it, or failed in its midst."""
+
+
 class MalformedAnswerError(EngineError):
     """The engine's response is not what its API promises, so there is no message in it."""
+
+
+def loggable(failure: EpisodeError, raised: BaseException, words: str) -> str:
+    """`words` on a failure, for a log; of an engine's only what it was, since its words may be those of a
+    prompt. `raised` is what `failure` records."""
+    if failure.phase != EngineError.phase:
+        return words
+    status = getattr(raised, "status", None)
+    return f"{failure.type}, status={status}; the engine's words are not logged"

@@ -6,16 +6,20 @@ Importing it takes about a second: it is imported before the loops have work to 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import ssl
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import openai
 
+from env_worker.memory import usable_memory_bytes
+from env_worker.model.body_budget import BodyBudget
 from env_worker.model.errors import EngineError, EngineUnreachableError
 from env_worker.model.paths import request_url
 from env_worker.model.response import (
@@ -28,13 +32,17 @@ from env_worker.model.response import (
 from env_worker.model.retry import TryFailedError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
+    from env_worker.model.body_budget import Share
     from env_worker.model.engine import Engine
 
-MAX_RESPONSE_BYTES: Final = 1 << 30
+MAX_RESPONSE_BYTES: Final = 640 << 20
 """Routing rows make responses large: 200,000 tokens x 61 layers x 8 experts, as SGLang sends them (int32 in
-base64), are 520 MB. Twice that is no answer, and would take the worker's memory."""
+base64), are 520 MB, and the 5 candidates of each token beside them 40 MB."""
+MAX_BODIES_BYTES: Final = 1 << 30
+"""What all large responses that are read or decoded at once may have, where that is no more than an eighth of
+the memory: decoded, numbers take up to eight times their bytes."""
 CONNECT_SECONDS: Final = 10.0
 KEEP_ALIVE_SECONDS: Final = 4.0
 """How long a connection may lie idle: less than the 5 s after which uvicorn (vLLM, SGLang) closes it, so that
@@ -42,6 +50,8 @@ no request is sent on a connection that is being closed."""
 
 _THREADS: Final = 2
 """Decoding holds the interpreter: more threads would make nothing faster."""
+_GROWTH: Final = 4
+"""A body that is read asks for a fourth more than it has: seldom, and for little in vain."""
 _UNREAD: Final = {"X-Stainless-Raw-Response": "stream"}
 """So the package is told, also by itself, to return a response before its body was read."""
 
@@ -65,10 +75,17 @@ class Connections:
 
     Args:
         max_response_bytes: what a response may have, unpacked.
+        max_bodies_bytes: what all large ones may have that are read or decoded at once, unless it is a single
+            one. Others wait, and their engines with them.
     """
 
-    def __init__(self, *, max_response_bytes: int = MAX_RESPONSE_BYTES) -> None:
+    def __init__(
+        self, *, max_response_bytes: int = MAX_RESPONSE_BYTES, max_bodies_bytes: int | None = None
+    ) -> None:
         self._max_response_bytes: Final = max_response_bytes
+        if max_bodies_bytes is None:
+            max_bodies_bytes = min(MAX_BODIES_BYTES, usable_memory_bytes() // 8)
+        self._budget: Final = BodyBudget(max_bodies_bytes)
         self._threads: Final = ThreadPoolExecutor(_THREADS, thread_name_prefix="engine-json")
         limits = type(openai.DEFAULT_CONNECTION_LIMITS)(
             max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEP_ALIVE_SECONDS
@@ -97,28 +114,39 @@ class Connections:
         `Post` for what `path` is.
 
         The key is read anew each time. Cancelling closes the request's connection, which is how vLLM and
-        SGLang know that nobody waits any more. Raises TryFailedError when the engine has not answered with a
-        JSON object within `timeout_seconds`, EngineError when the key's variable is not set, TypeError or
-        ValueError when `body` is not JSON.
+        SGLang know that nobody waits any more. Of `timeout_seconds` the time is not taken in which the answer
+        waits for others that are large, nor that in which it is decoded.
+
+        Raises TryFailedError when the engine has not answered with a JSON object within `timeout_seconds`,
+        EngineError when the key's variable has no key, TypeError or ValueError when `body` is not JSON.
         """
         url = request_url(engine.url, path)
         try:
             key = engine.api_key
         except LookupError as error:
             raise EngineError(str(error)) from None
+        share = self._budget.share()
         try:
-            async with asyncio.timeout(timeout_seconds):
-                data = await self._exchange(url, _headers(engine.headers, key), body)
-                if len(data) <= LARGE_BYTES:
-                    return decoded(data)
-                return await asyncio.get_running_loop().run_in_executor(self._threads, decoded, data)
+            try:
+                async with asyncio.timeout(timeout_seconds) as clock:
+                    data = await self._exchange(url, _headers(engine.headers, key), body, share, clock)
+            except BaseException:
+                share.give_back()
+                raise
+            if len(data) <= LARGE_BYTES:
+                return decoded(data)
+            return await self._decoded_aside(data, share)
         except TimeoutError:
             why = f"had no whole answer in {timeout_seconds:g} s; --model-timeout-seconds is what one try has"
         except (UselessResponseError, openai.APIConnectionError) as error:
             cause = error.__cause__ or error  # some versions of the package wrap what its hooks raise
             if isinstance(cause, UselessResponseError):
-                raise cause.as_failure(url, (key, *engine.headers.values())) from None
-            why = f"found no answer: {type(cause).__name__} {cause}"
+                raise cause.as_failure(url, engine) from None
+            why = engine.redacted(f"found no answer: {type(cause).__name__} {cause}")
+        except Exception as error:
+            json.dumps(body, allow_nan=False, ensure_ascii=False).encode()  # raises what the caller did wrong
+            why = engine.redacted(f"cannot be sent by the HTTP package: {type(error).__name__} {error}")
+            raise TryFailedError(EngineError(f"POST {url} {why}; check its URL and headers")) from None
         raise TryFailedError(EngineUnreachableError(f"POST {url} {why}", retryable=True))
 
     async def close(self) -> None:
@@ -126,14 +154,39 @@ class Connections:
         self._threads.shutdown(wait=False, cancel_futures=True)
         await self._client.close()
 
-    async def _exchange(self, url: str, headers: Mapping[str, Any], body: Mapping[str, Any]) -> bytearray:
-        """Send, and return the whole body of the response."""
+    async def _decoded_aside(self, data: bytearray, share: Share) -> Mapping[str, Any]:
+        """What `decoded` returns, in a thread. Cancelled, it lasts on there until it is done, and so does the
+        body's share."""
+        job = self._threads.submit(decoded, data)
+        decoding = asyncio.wrap_future(job)
+        decoding.add_done_callback(lambda _: share.give_back())
+        try:
+            return await asyncio.shield(decoding)
+        except asyncio.CancelledError:
+            job.cancel()  # if it has not begun
+            raise
+
+    async def _exchange(
+        self,
+        url: str,
+        headers: Mapping[str, Any],
+        body: Mapping[str, Any],
+        share: Share,
+        clock: asyncio.Timeout,
+    ) -> bytearray:
+        """Send, and return the whole body of the response. `clock` stands while it waits for its share."""
+
+        async def room(size: int) -> None:
+            if not share.has(size):
+                with _standing(clock):
+                    await share.grow(size + size // _GROWTH)
+
         answer = await self._client.post(
             url, body=body, cast_to=object, options={"headers": {**headers, **_UNREAD}}
         )
         response = cast("openai.AsyncAPIResponse[object]", answer).http_response
         try:
-            return await read_body(response, self._max_response_bytes)
+            return await read_body(response, self._max_response_bytes, room)
         finally:
             await response.aclose()
 
@@ -173,6 +226,18 @@ async def close_clients() -> None:
         found = _open.pop(asyncio.get_running_loop(), None)
     if found is not None:
         await found.close()
+
+
+@contextmanager
+def _standing(clock: asyncio.Timeout) -> Iterator[None]:
+    """In here the time of `clock` does not go on."""
+    loop, end = asyncio.get_running_loop(), clock.when()
+    since = loop.time()
+    clock.reschedule(None)
+    try:
+        yield
+    finally:
+        clock.reschedule(None if end is None else end + loop.time() - since)
 
 
 def _headers(given: Mapping[str, str], key: str) -> dict[str, str | openai.Omit]:

@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from env_worker.domain.text import clean_text
+from env_worker.model import json_pieces
 from env_worker.model.errors import (
     EngineError,
     EngineRefusedError,
@@ -17,16 +18,25 @@ from env_worker.model.errors import (
 from env_worker.model.retry import TryFailedError, retry_after_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from env_worker.model.engine import Engine
 
 LARGE_BYTES: Final = 256 * 1024
-"""What is larger is decoded in a thread, while the loop serves others."""
+"""What is larger is decoded in a thread, while the loop serves others, and piece by piece."""
+MAX_CONTAINERS: Final = 1 << 24
+"""Lists and objects in an answer. Each takes about 100 bytes of memory, however few it has in the response,
+and the garbage collector, which lets nothing else run meanwhile, some 25 ns. 200,000 tokens with 20
+candidates each have 9 million, or 12 million where routing rows of 61 layers are lists."""
 
+_CODINGS: Final = frozenset({"", "identity", "gzip", "x-gzip", "deflate"})
+"""Of these no piece that arrives unpacks to more than a thousand times its size. Of others it may, and of
+several together: a piece is unpacked whole, before there is a limit."""
+_COUNTED_BYTES: Final = 1 << 24
+"""Counting holds the interpreter for 4 ms."""
 _MAX_ERROR_BYTES: Final = 64 * 1024
-_MAX_WORDS: Final = 500
-"""Characters of the engine's own words in an error: they may repeat the prompt."""
-_SECRET_LENGTH: Final = 8
-"""A header's value that is shorter is no secret, and may be part of any word."""
+_MAX_WORDS: Final = 550
+"""Characters of an error that has the engine's own words: they may repeat the prompt."""
 _RETRYABLE: Final = frozenset({408, 409, 429})
 """Beside all of 500 and above. As the openai package has it: a gateway gave up waiting, something was locked,
 or there are too many requests."""
@@ -51,24 +61,31 @@ class UselessResponseError(Exception):
         self.retryable: Final = retryable
         self.retry_after: Final = retry_after
 
-    def as_failure(self, url: str, secrets: Iterable[str]) -> TryFailedError:
-        """The failure of a request to `url`. What is in `secrets` is not repeated."""
-        why = self.why
-        for secret in secrets:
-            if len(secret) >= _SECRET_LENGTH:
-                why = why.replace(secret, "***")
+    def as_failure(self, url: str, engine: Engine) -> TryFailedError:
+        """The failure of a request to `url` of `engine`, whose key is not repeated, nor what headers held."""
+        why = engine.redacted(self.why)[:_MAX_WORDS]  # then, since what was cut before is not told to be one
         error = self.kind(f"POST {url} {why}", status=self.status, retryable=self.retryable)
         return TryFailedError(error, self.retry_after)
 
 
-async def read_body(response: Any, limit: int) -> bytearray:
+async def read_body(response: Any, limit: int, room: Callable[[int], Awaitable[object]]) -> bytearray:
     """The body of `response`, an unread response of the HTTP package. UselessResponseError if it breaks off,
-    or has more than `limit` bytes, of which no more are read."""
+    or has more than `limit` bytes, of which no more are read.
+
+    `room` is awaited, told how many bytes there will be, before more are read than it was told.
+    """
     too_large = UselessResponseError(
         f"was answered with more than {limit} bytes, the limit; ask for fewer arrays or tokens",
         MalformedAnswerError,
         status=response.status_code,
     )
+    if (coding := _coding(response)) not in _CODINGS:
+        raise UselessResponseError(
+            f"was answered with the content encoding {coding}, but asked for none; let the engine, or the "
+            "proxy before it, send answers as they are",
+            MalformedAnswerError,
+            status=response.status_code,
+        )
     length = response.headers.get("content-length", "")
     if length.isdecimal() and int(length) > limit:
         raise too_large
@@ -79,6 +96,7 @@ async def read_body(response: Any, limit: int) -> bytearray:
                 data += piece
                 if len(data) > limit:
                     break
+                await room(len(data))
     except Exception as error:  # whatever the HTTP package, sockets and TLS call it
         raise UselessResponseError(
             f"was answered by {len(data)} bytes that broke off: {type(error).__name__} {error}",
@@ -90,14 +108,27 @@ async def read_body(response: Any, limit: int) -> bytearray:
     return data
 
 
+def _coding(response: Any) -> str:
+    coding: str = response.headers.get("content-encoding", "identity")
+    return coding.strip().lower()
+
+
 def decoded(data: bytearray) -> Mapping[str, Any]:
-    """The JSON object in `data`; UselessResponseError if that is none. NaN and infinities are let in."""
+    """The JSON object in `data`, a LargeObject if that is large; UselessResponseError if it is none, or has
+    more than MAX_CONTAINERS lists and objects. NaN and infinities are let in."""
+    large = len(data) > LARGE_BYTES
+    if large and (containers := _containers(data)) > MAX_CONTAINERS:
+        raise UselessResponseError(
+            f"was answered with {containers} lists and objects, the limit is {MAX_CONTAINERS}; ask for fewer "
+            "candidates or tokens",
+            MalformedAnswerError,
+        )
     try:
-        content = json.loads(data, object_pairs_hook=_lean if len(data) > LARGE_BYTES else None)
+        content = json_pieces.decode(data, _lean) if large else json.loads(data)
     except (ValueError, RecursionError) as error:
         # A connection that breaks looks like this where no length was announced: worth another try.
         raise UselessResponseError(
-            f"was answered with {len(data)} bytes that are not JSON: {str(error)[:_MAX_WORDS]}",
+            f"was answered with {len(data)} bytes that are not JSON: {error}",
             MalformedAnswerError,
             retryable=True,
         ) from None
@@ -108,11 +139,17 @@ def decoded(data: bytearray) -> Mapping[str, Any]:
     return content
 
 
+def _containers(data: bytearray) -> int:
+    """How many there are at most: those in texts are counted, too."""
+    starts = range(0, len(data), _COUNTED_BYTES)
+    return sum(data.count(sign, at, at + _COUNTED_BYTES) for at in starts for sign in (b"[", b"{"))
+
+
 def _lean(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A candidate token without the list of its text's bytes, which nobody reads; any other object whole.
 
     Without a list inside, such an object is none of the garbage collector's business: of 190 MB that took
-    half of the time, in which nothing else ran. And a decoder that calls Python lets other threads run.
+    half of the time, in which nothing else ran.
     """
     if len(pairs) >= 3 and pairs[0][0] == "token" and pairs[2][0] == "bytes":
         del pairs[2]
@@ -126,18 +163,19 @@ async def refuse_all_but_success(response: Any) -> None:
     if 200 <= status < 300:
         return
     said = b""
-    with contextlib.suppress(Exception):  # the status says enough
-        async with contextlib.aclosing(response.aiter_bytes()) as pieces:
-            async for piece in pieces:
-                said += piece
-                if len(said) >= _MAX_ERROR_BYTES:
-                    break
+    if _coding(response) in _CODINGS:
+        with contextlib.suppress(Exception):  # the status says enough
+            async with contextlib.aclosing(response.aiter_bytes()) as pieces:
+                async for piece in pieces:
+                    said += piece
+                    if len(said) >= _MAX_ERROR_BYTES:
+                        break
     words = _words(said)
     if 300 <= status < 400:
         where = response.headers.get("location", "")
         words = f"redirects are not followed, name the endpoint to which it leads: {where}"
     raise UselessResponseError(
-        f"was answered with status {status}: {words[:_MAX_WORDS]}",
+        f"was answered with status {status}: {words}",
         EngineRefusedError,
         status=status,
         retryable=status in _RETRYABLE or status >= 500,

@@ -56,25 +56,29 @@ def repair_placeholder(trace: Trace, parent: int | None, reused: int, routing: R
         trace.repair_routing(last, row, routing.rows[reused - 1 - routing.start])
 
 
-def fill_missing(trace: Trace, parent: int | None, reused: int, routing: RoutingRows) -> None:
+def fill_missing(trace: Trace, parent: int | None, reused: int, routing: RoutingRows) -> frozenset[int]:
     """Give nodes on the path to `parent`, of `reused` tokens together, rows that the engine did not give in
     their own turn, as far as it has given them now. A node is filled only together with the placeholder
-    before it: or what is complete then would have that one in its midst."""
+    before it: or what is complete then would have that one in its midst. The nodes whose hole that was."""
     start, rows = routing
     node, end = parent, reused
+    mended: set[int] = set()
     while node is not None:
         found = trace.nodes[node]
         begin = end - len(found.token_ids)
         if begin < start or begin == start > 0:
-            return
+            break
         if begin < end and found.routing is None:
             before = _placeholder(trace, found.parent)
             found.routed_experts = rows[begin - start : end - start].copy()
+            if ROUTED_EXPERTS in found.holes:
+                mended.add(node)
             found.holes = {field: why for field, why in found.holes.items() if field != ROUTED_EXPERTS}
             if before is not None:
                 last = len(trace.nodes[before].token_ids) - 1
                 trace.repair_routing(before, last, rows[begin - 1 - start])
         node, end = found.parent, begin
+    return frozenset(mended)
 
 
 def _placeholder(trace: Trace, node: int | None) -> int | None:

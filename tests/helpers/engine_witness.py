@@ -123,13 +123,12 @@ async def assert_arrays(
     lacking: Collection[str] = (),
     *,
     branch_lacks: Mapping[int, Collection[str]] = MappingProxyType({}),
-    filled: Collection[str] = (),
 ) -> None:
     """What a trainer fetches of each branch is what the engine gave, byte for byte; the fields of `lacking`,
     and those of `branch_lacks` on the branch of that number, are incomplete, with the same reason in the
-    reference and in the trace's info. Those of `filled` were missing in a turn, and came with a later one."""
+    reference and in the trace's info."""
     noted = info_of(trace, "incomplete") or {}
-    assert set(FIELDS) & set(noted) == {*lacking, *filled, *chain.from_iterable(branch_lacks.values())}
+    assert set(FIELDS) & set(noted) == {*lacking, *chain.from_iterable(branch_lacks.values())}
     references, branches = array_references(trace), arrays.branches(trace)
     assert len(references) == len(branches)
     for number, (reference, path) in enumerate(zip(references, branches, strict=True)):

@@ -53,7 +53,7 @@ async def pool(own: ScriptedEngine, other: ScriptedEngine) -> AsyncIterator[Engi
         "ENV_WORKER_ALLOW_ENDPOINT": other.url,
         "ENV_WORKER_ALLOW_KEY_VARIABLE": "OTHER_ENGINE_KEY,UNSET_ENGINE_KEY",
         "OWN_ENGINE_KEY": OWN_KEY,
-        "OTHER_ENGINE_KEY": OTHER_KEY,
+        "OTHER_ENGINE_KEY": f"{OTHER_KEY}\n",  # as a file has it
         "UNLISTED_ENGINE_KEY": UNLISTED_KEY,
         # What the openai package would take by itself.
         "OPENAI_API_KEY": UNLISTED_KEY,
@@ -133,7 +133,7 @@ async def test_an_engine_that_repeats_the_key_is_not_quoted(pool: EnginePool, ow
     episode = await pool.client.run(TASK)
     [error] = episode.head.errors
     assert (error.type, error.phase) == ("EngineRefusedError", "model")
-    assert "status 401" in error.message
+    assert "status 401: the key *** is wrong" in error.message
     assert OWN_KEY.encode() not in episode.SerializeToString()
 
 
@@ -141,7 +141,7 @@ async def test_the_logs_have_neither_keys_nor_prompts(pool: EnginePool, own: Scr
     """With all that they say at the level for debugging, of runs that go well, fail and are refused."""
     own.fail(refused(503), refused(503))
     await pool.client.run(TASK)
-    own.fail(refused(400, message="bad"))
+    own.fail(refused(400, message=f"cannot read {PROMPT} of {OWN_KEY}"))
     await asyncio.gather(
         pool.client.run(TASK),
         pool.client.run(TASK, endpoint="http://127.0.0.1:9/v1"),
@@ -149,5 +149,6 @@ async def test_the_logs_have_neither_keys_nor_prompts(pool: EnginePool, own: Scr
     )
     await pool.broker.said("EngineRefusedError")
     log = "\n".join(pool.broker.log)
+    assert "status=400; the engine's words are not logged" in log
     assert PROMPT not in log
     assert not any(key in log for key in KEYS)

@@ -198,11 +198,12 @@ async def test_a_history_that_is_rendered_anew_late_is_whole_when_a_turn_follows
         trace = only_trace(await pool.play(engine, dialect, task))
     assert_tokens(trace, witness.heard)
     assert len(arrays.branches(trace)) == 2
-    noted = info_of(trace, "incomplete")[ROUTED]
-    assert "they are needed from" in noted["reason"]
-    assert (noted["turns"], noted["first_node"]) == (1, answers_of(trace)[3])
+    noted = info_of(trace, "incomplete").get(ROUTED)
     lacking = ENGINES[profile, dialect]
     if turns == 4:
+        assert "they are needed from" in noted["reason"]
+        assert (noted["turns"], noted["first_node"]) == (1, answers_of(trace)[3])
         await assert_arrays(pool.trainer, trace, witness.heard, lacking, branch_lacks={1: [ROUTED]})
     else:
-        await assert_arrays(pool.trainer, trace, witness.heard, lacking, filled=[ROUTED])
+        assert noted is None
+        await assert_arrays(pool.trainer, trace, witness.heard, lacking)

@@ -148,6 +148,35 @@ async def test_what_is_given_up_is_no_reward(pool: EnginePool, played: dict[str,
     assert len(requests) == 1 + len(rows)
 
 
+@pytest.mark.parametrize("dialect", ["vllm-chat", "vllm-generate"])
+async def test_an_answer_that_the_engine_gave_up_is_none(pool: EnginePool, dialect: str) -> None:
+    """It comes with status 200, as an answer does, and would be scored like a wrong one."""
+    given_up = Reply("half", finish_reason="abort")
+    mended: list[str | Reply] = ["first", given_up, "second"]
+    given_up_each_time: list[str | Reply] = ["first", *[given_up] * (RETRIES + 1)]
+    for replies in (mended, given_up_each_time):
+        witness = Witness(replies)
+        async with ScriptedEngine(PROFILES["vllm-0.33"], witness) as engine:
+            episode = await pool.play(engine, dialect, TASK)
+        check_episode(episode)
+        trace = only_trace(episode)
+        failed = [call.error for call in trace.calls if not call.HasField("node")]
+        assert {(error.type, error.phase) for error in failed} == {("EngineAbortedError", "model")}
+        assert len(failed) == replies.count(given_up)
+        assert "half" not in str(trace)
+        witness.heard = [heard for heard in witness.heard if bytes(heard.sampled[:4].tolist()) != b"half"]
+        assert_tokens(trace, witness.heard)
+        if replies is mended:
+            assert episode.head.ok
+            assert arrays.episode_reward(episode) == 1.0
+        else:
+            assert [(error.type, error.phase) for error in episode.head.errors] == [
+                ("EngineAbortedError", "model")
+            ]
+            assert not trace.rewards
+            assert arrays.episode_reward(episode) is None
+
+
 async def test_failures_of_engine_tool_and_environment_are_told_apart(pool: EnginePool) -> None:
     async with ScriptedEngine(reply=lambda _asked: "yes") as engine:
         tasks = [task_of([user("one")], fails=fails) for fails in ("tool", "environment")]

@@ -14,6 +14,7 @@ from tests.helpers.engine_witness import (
     FIELDS,
     Witness,
     answers_of,
+    assert_arrays,
     expected_arrays,
     info_of,
     only_trace,
@@ -103,30 +104,35 @@ async def pool() -> AsyncIterator[EnginePool]:
 async def test_what_is_wrong_is_a_hole_and_the_rest_is_served(
     pool: EnginePool, engine: tuple[str, str], quirk: Quirk, lacks: dict[str, str]
 ) -> None:
-    """Of two turns the first is so; the second is whole."""
+    """Of two turns the first is so; the second is whole. Of routing rows alone there is one turn: another
+    would bring them."""
     profile, dialect = engine
     lacks = {} if (engine, quirk) in IN_THE_PROMPT else lacks
+    mended = set(lacks) == {ROUTED} and engine != GENERATE
     witness = Witness([Reply("four", quirks=frozenset({quirk})), "whole"])
     async with ScriptedEngine(PROFILES[profile], witness, served=Served(sampling_mask=True)) as server:
-        episode = await pool.play(server, dialect, task_of([user("one")], [user("two")]))
+        turns = [user("one")], [user("two")]
+        episode = await pool.play(server, dialect, task_of(*(turns[:1] if mended else turns)))
     check_episode(episode)
     assert episode.head.ok, episode.head.errors
     assert arrays.episode_reward(episode) == 1.0
     trace = only_trace(episode)
-    first, second = answers_of(trace)
+    first, *later = answers_of(trace)
     noted = info_of(trace, "incomplete") or {}
     unknown = {} if dialect != "vllm-chat" else {MASKS: "on /inference/v1/generate only"}
     assert set(noted) == {*lacks, *unknown}
     for field, reason in {**unknown, **lacks}.items():
         assert reason in noted[field]["reason"], noted[field]
-        assert (noted[field]["turns"], noted[field]["first_node"]) == (1 + (field in unknown), first)
+        turns_without = 1 + len(later) if field in unknown else 1
+        assert (noted[field]["turns"], noted[field]["first_node"]) == (turns_without, first)
     assert trace.nodes[first].logprobs == (b"" if LOGPROBS in lacks else LOGPROB_BYTES)
-    assert arrays.logprobs(trace.nodes[second]) is not None
+    assert all(arrays.logprobs(trace.nodes[node]) is not None for node in later)
     if IDS in lacks:
         assert not trace.nodes[first].token_ids
     else:
         assert np.array_equal(arrays.branch_token_ids(trace, first), witness.heard[0].ids)
-    assert np.array_equal(arrays.branch_token_ids(trace, second), witness.heard[1].ids)
+    for node, heard in zip(later, witness.heard[1:], strict=True):
+        assert np.array_equal(arrays.branch_token_ids(trace, node), heard.ids)
     assert bool(trace.calls[0].weight_versions) == (
         not {VERSIONS, IDS} & set(lacks) and quirk is not Quirk.SPANS_MISSING
     )
@@ -153,6 +159,20 @@ async def assert_served(
     expected = expected_arrays(trace, path, witness.heard)
     kept = {name: expected[name] for name in expected if name.partition(".")[0] in whole}
     assert_equal(await pool.trainer.fetch(reference, whole), kept)
+
+
+@pytest.mark.parametrize("engine", [CHAT, SGLANG])
+async def test_rows_that_come_with_the_next_turn_are_no_hole_any_more(
+    pool: EnginePool, engine: tuple[str, str]
+) -> None:
+    """Neither in the reference nor in what the trace says of itself."""
+    profile, dialect = engine
+    witness = Witness([Reply("four", quirks=frozenset({Quirk.ROUTING_TRUNCATED})), "whole"])
+    async with ScriptedEngine(PROFILES[profile], witness, served=Served(sampling_mask=True)) as server:
+        trace = only_trace(await pool.play(server, dialect, task_of([user("one")], [user("two")])))
+    lacking = [MASKS] if engine == CHAT else []
+    assert set(info_of(trace, "incomplete") or {}) == set(lacking)
+    await assert_arrays(pool.trainer, trace, witness.heard, lacking)
 
 
 async def test_a_candidate_that_is_missing_is_left_out_of_its_head(pool: EnginePool) -> None:

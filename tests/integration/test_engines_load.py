@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import time
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -145,6 +148,66 @@ async def test_a_hundred_rollouts_of_large_turns_do_not_hold_up_the_heartbeat(po
     await pool.watch.until(lambda view: not view.workers[0].running)
     beats.assert_in_time(pool.watch)
     await assert_right(episodes, TOKENS)
+
+
+def answer_with_masks(tokens: int, width: int) -> bytes:
+    """Of SGLang: `width` ids at each token, of which its own is the first."""
+    own, row = "7", json.dumps([7, *range(100_000, 100_000 + width - 1)])
+    choice = {
+        "message": {"role": "assistant", "content": "wide"},
+        "finish_reason": "stop",
+        "prompt_token_ids": [1, 2, 3],
+        "response_token_ids": ["own"],
+        "meta_info": {"output_token_logprobs": ["pair"], "output_token_sampling_mask": ["row"]},
+    }
+    text = json.dumps({"model": "m", "choices": [choice], "usage": {"completion_tokens": tokens}})
+    for name, value in {"own": own, "pair": f"[-0.5, {own}, null]", "row": row}.items():
+        text = text.replace(f'"{name}"', ",".join([value] * tokens))
+    return text.encode()
+
+
+@asynccontextmanager
+async def answering(body: bytes) -> AsyncIterator[str]:
+    """The URL of a server that answers every request with `body`."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            await reader.readuntil(b"\r\n\r\n")
+            head = f"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+            writer.write(head.encode() + body)
+            await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+
+
+async def test_no_answer_costs_the_worker_its_lease(pool: Pool) -> None:
+    await pool.engine.order(fail=[{"gate": "bystander"}])
+    beats = Beats()
+    beats.watch(pool.broker)
+    bystander = pool.run("vllm-chat")
+    await pool.watch.until(lambda view: view.workers[0].running == 1)
+    async with (
+        answering(answer_with_masks(6_000, 1_000)) as wide,
+        answering(b'{"choices":[' + b"[]," * 6_000_000 + b"0]}") as empty,
+        answering(b'{"choices":[' + b"[]," * 20_000_000 + b"0]}") as too_many,
+        ArrayClient() as trainer,
+    ):
+        endpoints = [Endpoint(url, "sglang-chat") for url in (wide, wide, wide, empty, too_many)]
+        *honest, useless, refused = await asyncio.gather(
+            *(pool.client.run(TASK, endpoint=endpoint) for endpoint in endpoints)
+        )
+        await pool.engine.order(open=["bystander"])
+        assert (await bystander).head.ok
+        beats.assert_in_time(pool.watch)
+        for episode in honest:
+            assert episode.head.ok, episode.head.errors
+            async with trainer.releasing(array_references(only_trace(episode))) as references:
+                kept = await trainer.fetch(references[0])
+                assert kept["sampling_mask.ids"].shape == (6_000_000,)
+    assert "the engine's response has no choices" in useless.head.errors[0].message
+    assert "20000002 lists and objects, the limit is 16777216" in refused.head.errors[0].message
 
 
 async def test_a_turn_of_the_largest_size(pool: Pool) -> None:

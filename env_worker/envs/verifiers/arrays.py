@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from env_worker.domain import SamplingMask, TopLogprobs
+from env_worker.model.fields.json_values import FieldError
+from env_worker.model.fields.routing import check_experts
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from env_worker.domain import Node
+    from env_worker.model.dialects.base import EngineOptions
 
 MISSING_LOGPROB: Final = -9999.0
 """Stands in a head for a candidate that the sampling filters have removed: no log-probability."""
@@ -61,14 +64,18 @@ def streams(theirs: Any) -> Streams:
     return found
 
 
-def set_routing(ours: Node, rows: Any) -> str:
-    """Set `routed_experts`, without a copy; else why not. `rows` are `[tokens, layers, top_k]` or None."""
+def set_routing(ours: Node, rows: Any, options: EngineOptions) -> str:
+    """Set `routed_experts`, without a copy; else why there is none. `rows` are `[tokens, layers, top_k]` or
+    None."""
+    ours.routed_experts = None
     if rows is None:
-        ours.routed_experts = None
         return ""
     try:
         ours.routed_experts = rows
-    except ValueError as error:
+        if len(rows) > 1 or rows.any():  # of one layer's one expert, that may be the first
+            check_experts(rows, options)
+    except (ValueError, FieldError) as error:
+        ours.routed_experts = None
         return str(error)
     return ""
 
@@ -87,6 +94,15 @@ def set_sampled_arrays(ours: Node, theirs: Any) -> dict[str, str]:
         except ValueError as error:
             holes["top_logprobs"] = str(error)
     return holes
+
+
+def absent(ours: Node) -> set[str]:
+    """Which training arrays a sampled node has not got, of those that its tokens could have. Without token
+    ids one cannot tell, and all could."""
+    found = {"routed_experts"} if ours.routing is None else set[str]()
+    if ours.sampled_tokens or not len(ours.token_ids):
+        found |= {name for name in ("sampling_mask", "top_logprobs") if getattr(ours, name) is None}
+    return found
 
 
 def _without_missing(head: TopLogprobs) -> TopLogprobs:

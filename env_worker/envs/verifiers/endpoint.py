@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -11,14 +12,37 @@ if TYPE_CHECKING:
 
 NO_KEY: Final = "ENVTRIO_NO_API_KEY"
 """A variable that nobody sets, for engines without a key: verifiers would look for its makers' own."""
+_CLEAN: Final = "ENVTRIO_API_KEY_"
+"""Of this process alone: verifiers hands no variable on that has API_KEY in its name."""
+
+
+def key_variable(engine: Engine) -> str:
+    """The variable that verifiers is to read the key from, which it sends as it is: the engine's own, or, if
+    that has white space around the key, as files have it at their end, one with the key alone.
+
+    LookupError if there is no key: verifiers would go on without.
+    """
+    if not (key := engine.api_key):
+        return NO_KEY
+    if os.environ[engine.key_variable] == key:
+        return engine.key_variable
+    clean = f"{_CLEAN}{engine.key_variable}"
+    os.environ[clean] = key
+    return clean
+
+
+def key_variables(engine: Engine) -> tuple[str, ...]:
+    """All variables of this process that hold the engine's key."""
+    name = engine.key_variable
+    return (name, f"{_CLEAN}{name}") if name else ()
 
 
 def client_config(engine: Engine, settings: VerifiersSettings) -> dict[str, Any]:
-    """The configuration of verifiers' client for `engine`."""
+    """The configuration of verifiers' client for `engine`. LookupError if its key is not there."""
     return {
         **settings.client,
         "base_url": engine.url,
-        "api_key_var": engine.key_variable or NO_KEY,
+        "api_key_var": key_variable(engine),
         "headers": dict(engine.headers),
     }
 
@@ -30,16 +54,3 @@ def sampling_config(sampling: SamplingParams, settings: VerifiersSettings) -> di
     if settings.client_type == "eval":
         given.pop("logprobs", None)
     return given
-
-
-def no_heads(
-    sampling: SamplingParams, settings: VerifiersSettings, *, takes_heads: bool, version: str
-) -> str:
-    """Why a turn may have no head though `sampling` asks for one; "" where it does not."""
-    if not sampling.logprobs:
-        return ""
-    if settings.client_type == "eval":
-        return 'verifiers\' eval client takes text only; serve the environment with "client": "train"'
-    if not takes_heads:
-        return f"verifiers {version} takes no heads; install a later one"
-    return "the engine gave no top log-probabilities"

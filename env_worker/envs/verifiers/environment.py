@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from env_worker.domain import InvalidTaskError
 from env_worker.envs.verifiers import endpoint
+from env_worker.envs.verifiers.aborts import refuse_aborted
+from env_worker.envs.verifiers.asked import Asked, missing_arrays
 from env_worker.envs.verifiers.harness import harness
 from env_worker.envs.verifiers.load import load
 from env_worker.envs.verifiers.mirror import EpisodeMirror
 from env_worker.envs.verifiers.offline import preseed
 from env_worker.envs.verifiers.serving import Serving
 from env_worker.envs.verifiers.settings import read_settings
+from env_worker.model.dialects.base import EngineOptions
 
 if TYPE_CHECKING:
     from env_worker.envs.base import Context
@@ -46,6 +49,7 @@ class VerifiersEnvironment:
         self.description: Final = self._loaded.title
         self._harness: Final = harness()
         self._harness.enter()
+        refuse_aborted()
         if settings.preseed:
             preseed()
         self._serving: Final = Serving(self._loaded.env.serving)
@@ -61,12 +65,13 @@ class VerifiersEnvironment:
                 f"environment {self.name!r} asks an engine itself, and cannot be played with the simulated "
                 "model: give the run an endpoint, or start the worker with --model-url"
             )
-        _ = engine.api_key  # said here, because verifiers would go on without
-        task = await self._loaded.tasks.task(context.task)
         model = self._model(engine, context)
+        task = await self._loaded.tasks.task(context.task)
+        # Before anything is served: that starts tools too.
+        self._harness.prepare({*getattr(context.model, "key_variables", ()), *endpoint.key_variables(engine)})
         async with self._serving.run():
-            with self._harness.run(engine.key_variable) as run_id:
-                await self._play(context, engine, model, task, run_id)
+            with self._harness.run() as run_id:
+                await self._play(context, self._asked(engine, context), model, task, run_id)
 
     def let_go(self, seconds: float = 1.0) -> None:
         """Leave what the environment serves, when its runs have ended, or after `seconds`; and end what its
@@ -80,25 +85,31 @@ class VerifiersEnvironment:
             logger.warning("environment %s was not left in time; what it has started is killed", self.name)
         self._harness.leave(orderly=left)
 
-    async def _play(self, context: Context, engine: Engine, model: Any, task: Any, run_id: str) -> None:
-        loaded = self._loaded
-        (slot,) = loaded.env.slots(task)
-        mirror = EpisodeMirror(
-            context.episode,
-            lambda: slot.traces,  # read anew each time: another attempt has another list
-            model=engine.model,
-            no_heads=endpoint.no_heads(
-                context.sampling, self._settings, takes_heads=loaded.takes_heads, version=loaded.version
-            ),
-        )
+    async def _play(self, context: Context, asked: Asked, model: Any, task: Any, run_id: str) -> None:
+        env = self._loaded.env
+        (slot,) = env.slots(task)
+        # Its traces are read anew each time: another attempt has another list.
+        mirror = EpisodeMirror(context.episode, lambda: slot.traces, asked)
         try:
-            episode = await loaded.env.run_slot(slot, model, self._gate, on_trace=mirror.minted)
+            episode = await env.run_slot(slot, model, self._gate, on_trace=mirror.minted)
         except BaseException:
             mirror.stop()
             raise
         finally:
             await asyncio.shield(asyncio.to_thread(self._harness.sweep, run_id))
         mirror.finish(episode)
+
+    def _asked(self, engine: Engine, context: Context) -> Asked:
+        options: EngineOptions = getattr(context.model, "options", None) or EngineOptions()
+        loaded = self._loaded
+        missing = missing_arrays(
+            context.sampling,
+            self._settings,
+            options,
+            takes_heads=loaded.takes_heads,
+            version=loaded.version,
+        )
+        return Asked(engine, missing, options)
 
     def _model(self, engine: Engine, context: Context) -> Any:
         vf, settings = self._loaded.vf, self._settings

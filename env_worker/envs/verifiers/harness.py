@@ -15,7 +15,6 @@ import secrets
 import threading
 import uuid
 from contextvars import ContextVar
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,7 +23,7 @@ from env_worker.envs.verifiers.processes import MARK_VARIABLE, kill, marked
 from env_worker.envs.verifiers.reaping import Reaper
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
 logger = logging.getLogger(__name__)
@@ -33,13 +32,8 @@ PORT_FILES: Final = "/tmp/vf-port-*"
 """Files in which verifiers' tool servers say their port. Nobody removes them."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    id: str
-    key_variable: str
-
-
-_run: Final[ContextVar[_Run | None]] = ContextVar("verifiers_run", default=None)
+_run: Final[ContextVar[str]] = ContextVar("verifiers_run", default="")
+"""The id of the run that something is started for; "" if it is for none."""
 
 
 class Harness:
@@ -49,11 +43,12 @@ class Harness:
         self.mark: Final = secrets.token_hex(8)
         os.environ[MARK_VARIABLE] = self.mark
         self._folder: Path | None = None
+        self._hidden: Final[set[str]] = set()
         self._leaving: Final = threading.Lock()
         self._environments = 0
         self._orderly = True
         for change, lost in (
-            (self._mark_processes, "processes that leave a run's session may outlive it"),
+            (self._mark_processes, "what leaves a run's session may outlive it, and sees engines' keys"),
             (self._move_folders, "a worker that is killed leaves work directories behind"),
             (self._name_port_files, f"{PORT_FILES} files stay"),
         ):
@@ -63,15 +58,19 @@ class Harness:
                 logger.warning("this version of verifiers is not known here (%s): %s", error, lost)
         self._reaper: Final = Reaper(self.mark, self._folder, f"{PORT_FILES}{self.mark}*")
 
-    @contextlib.contextmanager
-    def run(self, key_variable: str) -> Iterator[str]:
-        """What is started in here, and by the tasks that are, belongs to one run, whose id it gives. The
-        variable that holds the engine's key is empty there: tools have no business with it."""
+    def prepare(self, key_variables: Iterable[str]) -> None:
+        """Before anything is started, for a run or for all of them: have it end with this process, and keep
+        what these variables hold from it. Tools have no business with engines' keys."""
+        self._hidden.update(key_variables)
         self._reaper.start()
-        run = _Run(secrets.token_hex(8), key_variable)
+
+    @contextlib.contextmanager
+    def run(self) -> Iterator[str]:
+        """What is started in here, and by the tasks that are, belongs to one run, whose id it gives."""
+        run = secrets.token_hex(8)
         token = _run.set(run)
         try:
-            yield run.id
+            yield run
         finally:
             _run.reset(token)
 
@@ -109,10 +108,10 @@ class Harness:
         @functools.wraps(original)
         def process_env(self_: Any, env: dict[str, str]) -> dict[str, str]:
             found = dict(original(self_, env))
-            if (run := _run.get()) is not None:
-                found[MARK_VARIABLE] = f"{self.mark}/{run.id}"
-                if run.key_variable:
-                    found.setdefault(run.key_variable, "")
+            if run := _run.get():
+                found[MARK_VARIABLE] = f"{self.mark}/{run}"
+            for name in self._hidden:
+                found.setdefault(name, "")
             return found
 
         runtime.process_env = process_env
@@ -128,9 +127,8 @@ class Harness:
         launch.uuid = SimpleNamespace(uuid4=self._named)
 
     def _named(self) -> SimpleNamespace:
-        run = _run.get()
         # What is random comes first: of some names only the beginning is used.
-        return SimpleNamespace(hex=f"{uuid.uuid4().hex}{self.mark}{'' if run is None else run.id}")
+        return SimpleNamespace(hex=f"{uuid.uuid4().hex}{self.mark}{_run.get()}")
 
 
 @functools.cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,7 +15,8 @@ class HoleTally:
 
     def __init__(self, trace: Trace) -> None:
         self._trace: Final = trace
-        self._said: Final[dict[str, dict[str, Any]]] = {}
+        self._reasons: Final[dict[str, dict[int, str]]] = {}
+        """By field and node."""
         self._changed = False
 
     def add(self, index: int, holes: Mapping[str, str]) -> None:
@@ -24,13 +25,29 @@ class HoleTally:
             return
         node = self._trace.nodes[index]
         node.holes = {**node.holes, **holes}
-        for name, reason in holes.items():
-            said = self._said.setdefault(name, {"turns": 0, "first_node": index, "reason": reason})
-            said["turns"] += 1
+        for name in holes:
+            self._reasons.setdefault(name, {})[index] = node.holes[name]  # mended and cut there
+        self._changed = True
+
+    def mend(self, index: int, name: str) -> None:
+        """Node `index` has got the field."""
+        if self._reasons.get(name, {}).pop(index, None) is None:
+            return
+        node = self._trace.nodes[index]
+        node.holes = {field: reason for field, reason in node.holes.items() if field != name}
         self._changed = True
 
     def tell(self) -> None:
         """Write the tally to `info["incomplete"]`, where it has changed."""
-        if self._changed:
-            self._changed = False
-            self._trace.info["incomplete"] = self._said
+        if not self._changed:
+            return
+        self._changed = False
+        said = {
+            name: {"turns": len(found), "first_node": (first := min(found)), "reason": found[first]}
+            for name, found in self._reasons.items()
+            if found
+        }
+        if said:
+            self._trace.info["incomplete"] = said
+        else:
+            self._trace.info.pop("incomplete", None)

@@ -12,7 +12,7 @@ from env_worker.domain.records import MAX_DURATION_SECONDS, MAX_UNIX_SECONDS
 from env_worker.domain.text import clean_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from env_worker.domain.text import JsonObject
 
@@ -56,14 +56,22 @@ def tools_json(theirs: Iterable[Any]) -> str:
     return clean_text(json.dumps(offered, ensure_ascii=False)) if offered else ""
 
 
-def error(theirs: Any) -> EpisodeError:
-    """An error of a trace or an episode, in the phase that its type tells."""
-    return _error(theirs, _PHASES.get(theirs.type, "environment"), time.time())
+def error(theirs: Any, hide: Callable[[str], str] = str) -> EpisodeError:
+    """An error of a trace or an episode, in the phase that its type tells. `hide` is what is done to its
+    texts, which may repeat what must not be."""
+    return _error(theirs, _PHASES.get(theirs.type, "environment"), time.time(), hide)
 
 
-def call(theirs: Any, *, client: Any, attempt: int, weight_versions: Iterable[Any] = ()) -> Call:
+def call(
+    theirs: Any,
+    *,
+    client: Any,
+    attempt: int,
+    weight_versions: Iterable[Any] = (),
+    hide: Callable[[str], str] = str,
+) -> Call:
     """A model call. `client` is the agent's client configuration, `attempt` counts from 1, `weight_versions`
-    are the spans of its node."""
+    are the spans of its node, `hide` as of `error`."""
     usage = theirs.usage
     started = _unix(theirs.time.start)
     endpoint, dialect = _where(theirs.endpoint or "", client)
@@ -78,7 +86,7 @@ def call(theirs: Any, *, client: Any, attempt: int, weight_versions: Iterable[An
         completion_tokens=0 if usage is None else max(0, usage.completion_tokens),
         cached_tokens=None if usage is None else usage.cached_input_tokens,
         finish_reason=theirs.finish_reason or "",
-        error=None if theirs.error is None else _error(theirs.error, "model", started),
+        error=None if theirs.error is None else _error(theirs.error, "model", started, hide),
         attempt=attempt,
         weight_versions=tuple(WeightVersionSpan(s.version, s.start, s.end) for s in weight_versions),
     )
@@ -97,12 +105,12 @@ def _tool(tool: Any) -> JsonObject:
     return {"type": kind, "function": dumped} if kind == "function" else {"type": kind, **dumped}
 
 
-def _error(theirs: Any, phase: str, occurred_at: float) -> EpisodeError:
+def _error(theirs: Any, phase: str, occurred_at: float, hide: Callable[[str], str]) -> EpisodeError:
     text = theirs.message or ""
     status = theirs.status_code
     if status is not None and str(status) not in text:
         text = f"{text} (status {status})".lstrip()
-    return EpisodeError(theirs.type, text, phase, theirs.traceback or "", occurred_at)
+    return EpisodeError(theirs.type, hide(text), phase, hide(theirs.traceback or ""), occurred_at)
 
 
 def _where(path: str, client: Any) -> tuple[str, str]:

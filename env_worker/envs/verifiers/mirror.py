@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from env_worker.domain import Episode, Trace
+    from env_worker.envs.verifiers.asked import Asked
 
 logger = logging.getLogger(__name__)
 
@@ -30,17 +31,13 @@ class EpisodeMirror:
         episode: what is written.
         read: the traces of the attempt that runs now. verifiers puts another list in their place when it
             tries an episode again.
-        model: the model's name, where a trace names none.
-        no_heads: see `TraceMirror`.
+        asked: what the run asked of its engine.
     """
 
-    def __init__(
-        self, episode: Episode, read: Callable[[], Iterable[Any]], *, model: str = "", no_heads: str = ""
-    ) -> None:
+    def __init__(self, episode: Episode, read: Callable[[], Iterable[Any]], asked: Asked) -> None:
         self._episode: Final = episode
         self._read: Final = read
-        self._no_heads: Final = no_heads
-        self._model: Final = model
+        self._asked: Final = asked
         self._loop: Final = asyncio.get_running_loop()
         self._mirrors: Final[dict[str, TraceMirror]] = {}
         self._scheduled = False
@@ -64,7 +61,7 @@ class EpisodeMirror:
         self._over = True
         failure = self._sync(list(theirs.traces), final=True)
         for error in theirs.errors:
-            self._episode.add_error(messages.error(error))
+            self._episode.add_error(messages.error(error, self._asked.engine.redacted))
         for trace in theirs.traces:
             if not trace.ok and (mirror := self._mirrors.get(trace.id)) is not None:
                 for record in mirror.ours.errors:
@@ -129,7 +126,7 @@ class EpisodeMirror:
 
     def _mirror(self, trace: Any) -> TraceMirror:
         if (found := self._mirrors.get(trace.id)) is None:
-            found = self._mirrors[trace.id] = TraceMirror(self._opened(trace), trace, no_heads=self._no_heads)
+            found = self._mirrors[trace.id] = TraceMirror(self._opened(trace), trace, self._asked)
         return found
 
     def _opened(self, trace: Any) -> Trace:
@@ -137,7 +134,7 @@ class EpisodeMirror:
         return self._episode.new_trace(
             clean_text(trace.agent.name),
             trainable=bool(trace.agent.trainable),
-            model=clean_text(getattr(config, "model", None) or self._model),
+            model=clean_text(getattr(config, "model", None) or self._asked.engine.model),
             trace_id=trace.id,
             started_at=trace.timing.start,
         )

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 MAX_INDEX: Final = 100_000
 INDEX: Final = "index"
+_NUMBER: Final = "idx"
+"""The field of verifiers' data for a task's place."""
 
 
 class TaskSource:
@@ -58,6 +60,12 @@ class TaskSource:
             )
         if not given:
             raise InvalidTaskError('the task is empty: give the JSON of a task\'s data, or {"index": 0}')
+        if self._by_index and set(given) == {_NUMBER} and _NUMBER in self._known and len(self._known) > 1:
+            # All other fields may have defaults, so that it would be a task, and an empty one.
+            raise InvalidTaskError(
+                f"the task has {_NUMBER!r} alone, which is a part of a task's data: give "
+                f'{{"{INDEX}": {shown(given[_NUMBER])}}} to have the taskset\'s own'
+            )
         if self._excluded:
             # They are not in the JSON either, so the task would be another.
             raise InvalidTaskError(

@@ -10,9 +10,11 @@ from env_worker.domain.text import clean_text
 from env_worker.envs.verifiers import arrays, messages
 from env_worker.envs.verifiers.holes import HoleTally
 from env_worker.envs.verifiers.plain import jsonable
+from env_worker.model.routing_rows import ROUTED_EXPERTS
 
 if TYPE_CHECKING:
     from env_worker.domain import Call, Trace
+    from env_worker.envs.verifiers.asked import Asked
 
 ABOUT: Final = "verifiers"
 """Key of `info` for what verifiers says of a trace and ours has no place for."""
@@ -30,13 +32,13 @@ class TraceMirror:
     values exchanged. So what may have changed is looked at anew each time, by identity where that tells.
 
     Args:
-        no_heads: why there may be none, where `sampling.logprobs` asked for heads; "" where it did not.
+        asked: what its nodes are measured by.
     """
 
-    def __init__(self, ours: Trace, theirs: Any, *, no_heads: str = "") -> None:
+    def __init__(self, ours: Trace, theirs: Any, asked: Asked) -> None:
         self.ours: Final = ours
         self._theirs: Final = theirs
-        self._no_heads: Final = no_heads
+        self._asked: Final = asked
         self._holes: Final = HoleTally(ours)
         self._links: Final[list[int]] = []
         """How many links of each node are ours already."""
@@ -104,20 +106,21 @@ class TraceMirror:
         )
         self._links.append(0)
         self._routing.append(None)
-        if node.routed_experts is not None:
-            self._sync_routing(index, node)
         ours = self.ours.nodes[index]
-        holes = streams.holes
-        if not holes:
-            holes = arrays.set_sampled_arrays(ours, node)
-        if self._no_heads and node.sampled and ours.top_logprobs is None:
-            holes.setdefault("top_logprobs", self._no_heads)
-        self._holes.add(index, holes)
+        self._holes.add(index, {**streams.holes, **arrays.set_sampled_arrays(ours, node)})
+        self._sync_routing(index, node)
+        if node.sampled:
+            absent = arrays.absent(ours) - ours.holes.keys()
+            missing = self._asked.missing.items()
+            self._holes.add(index, {name: why for name, why in missing if name in absent})
 
     def _sync_routing(self, index: int, node: Any) -> None:
         self._routing[index] = node.routed_experts
-        if reason := arrays.set_routing(self.ours.nodes[index], node.routed_experts):
-            self._holes.add(index, {"routed_experts": reason})
+        ours = self.ours.nodes[index]
+        if reason := arrays.set_routing(ours, node.routed_experts, self._asked.options):
+            self._holes.add(index, {ROUTED_EXPERTS: reason})
+        elif ours.routing is not None:
+            self._holes.mend(index, ROUTED_EXPERTS)
 
     def _calls(self) -> None:
         for theirs in self._theirs.calls[len(self.ours.calls) :]:
@@ -131,6 +134,7 @@ class TraceMirror:
             client=getattr(self._theirs.agent.config, "client", None),
             attempt=self._failures + 1,
             weight_versions=getattr(node, "weight_versions", None) or (),
+            hide=self._asked.engine.redacted,
         )
 
     def _sync_tools(self) -> None:
@@ -176,7 +180,7 @@ class TraceMirror:
         known = len(self._errors)
         if len(found) == known and all(map(_same, found, self._errors)):
             return
-        self._recorded = {id(one): self._recorded.get(id(one)) or _record(one) for one in found}
+        self._recorded = {id(one): self._recorded.get(id(one)) or self._record(one) for one in found}
         made = [self._recorded[id(one)] for one in found]
         if all(map(_same, found, self._errors)) and len(found) > known:
             for one in made[known:]:
@@ -184,6 +188,9 @@ class TraceMirror:
         else:
             self.ours.rewrite_errors(made)
         self._errors = found
+
+    def _record(self, one: Any) -> EpisodeError:
+        return one if isinstance(one, EpisodeError) else messages.error(one, self._asked.engine.redacted)
 
     def _infos(self, final: bool) -> None:
         """A value that is changed in place is seen at the end only: to compare them all each turn would cost
@@ -211,10 +218,6 @@ class TraceMirror:
             dumped = theirs.model_dump(mode="json", serialize_as_any=True, include=set(_MORE))
             said |= {key: value for key, value in dumped.items() if value not in (None, [], {}, False)}
         return jsonable(said)
-
-
-def _record(one: Any) -> EpisodeError:
-    return one if isinstance(one, EpisodeError) else messages.error(one)
 
 
 def _same(one: object, other: object) -> bool:

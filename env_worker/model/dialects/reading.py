@@ -20,8 +20,8 @@ from env_worker.model.fields.json_values import (
     FieldError,
     get_count,
     get_list,
+    get_name,
     get_object,
-    get_text,
     integers,
 )
 from env_worker.model.fields.logprobs import sampled_logprobs, top_logprobs
@@ -29,6 +29,7 @@ from env_worker.model.fields.masks import sampling_mask
 from env_worker.model.fields.messages import finish_reason
 from env_worker.model.fields.sampling import heads_wanted
 from env_worker.model.fields.versions import weight_versions
+from env_worker.model.json_pieces import LargeObject
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -45,9 +46,6 @@ TOP_LOGPROBS: Final = "top_logprobs"
 
 _MOST_REASON: Final = 500
 """Characters of a hole's reason, as nodes have them."""
-_LARGE_TOKENS: Final = 2048
-_LARGE_TEXT: Final = 1 << 18
-"""Reading so many sampled tokens, or so long a base64 text, takes a millisecond or more."""
 
 
 def asked_for(question: Question, options: EngineOptions, *always: str) -> frozenset[str]:
@@ -63,7 +61,7 @@ def begin(response: Mapping[str, Any], choice: Mapping[str, Any], message: Messa
     return Answer(
         message=message,
         finish_reason=finish_reason(choice),
-        model=get_text(response, "model"),
+        model=get_name(response, "model"),
         prompt_tokens=get_count(usage, "prompt_tokens") or 0,
         completion_tokens=get_count(usage, "completion_tokens") or 0,
         cached_tokens=get_count(get_object(usage, "prompt_tokens_details"), "cached_tokens"),
@@ -73,7 +71,7 @@ def begin(response: Mapping[str, Any], choice: Mapping[str, Any], message: Messa
 async def read_aside(response: Mapping[str, Any], read: Callable[[], Answer]) -> Answer:
     """What `read` makes of `response`: in a thread if there is much to read, so that the loop's other runs
     go on."""
-    if _is_large(response):
+    if isinstance(response, LargeObject):
         return await asyncio.to_thread(read)
     return read()
 
@@ -99,14 +97,7 @@ class AnswerReader:
     ) -> bool:
         """Read both, each of an object and a key. False where one is missing or the counts do not agree:
         then each array that was asked for has a hole."""
-        ids = self._take(TOKEN_IDS, lambda: (_ids(*prompt), _ids(*sampled)))
-        counted = get_count(usage, "completion_tokens")
-        if ids is not None and counted is not None and counted != len(ids[1]):
-            self._hole(
-                TOKEN_IDS,
-                f"the response has {len(ids[1])} token ids, but counts {counted} completion tokens",
-            )
-            ids = None
+        ids = self._take(TOKEN_IDS, lambda: _counted(_ids(*prompt), _ids(*sampled), usage))
         if ids is None:
             self._hint(TOKEN_IDS, "is the dialect that of this server?")
             for field in self._asked - {TOKEN_IDS, WEIGHT_VERSIONS}:
@@ -168,6 +159,8 @@ class AnswerReader:
             self.lacks(field, str(absent))
         except FieldError as wrong:
             self._hole(field, str(wrong))
+        except (ValueError, OverflowError, MemoryError) as refused:  # numpy's, of what no check has foreseen
+            self._hole(field, f"{field} of the response fits no array: {type(refused).__name__} {refused}")
         return None
 
     def _hint(self, field: str, hint: str) -> None:
@@ -179,22 +172,23 @@ class AnswerReader:
         self.answer.holes[field] = reason[:_MOST_REASON]
 
 
+def _counted(
+    prompt: Int32Array, sampled: Int32Array, usage: Mapping[str, Any]
+) -> tuple[Int32Array, Int32Array]:
+    """Both, if they are as many as the engine has counted: of the prompt those that it has forwarded, images
+    and all. FieldError if they are not."""
+    if not len(prompt):
+        raise FieldError("the response has a prompt without token ids")
+    counted = get_count(usage, "prompt_tokens")
+    if counted and counted != len(prompt):  # no prompt has none: 0 is not counted
+        raise FieldError(
+            f"the response has {len(prompt)} ids of the prompt, but counts {counted} prompt tokens"
+        )
+    counted = get_count(usage, "completion_tokens")
+    if counted is not None and counted != len(sampled):
+        raise FieldError(f"the response has {len(sampled)} token ids, but counts {counted} completion tokens")
+    return prompt, sampled
+
+
 def _ids(parent: Mapping[str, Any], key: str) -> Int32Array:
     return integers(get_list(parent, key), key)
-
-
-def _is_large(response: Mapping[str, Any]) -> bool:
-    """Whether reading takes a while: seen at the ids, and at the routing rows."""
-    choices = response.get("choices")
-    choice = choices[0] if isinstance(choices, list) and choices else None
-    if not isinstance(choice, dict):
-        return False
-    rows = choice.get(ROUTED_EXPERTS) or get_object(choice, "meta_info").get(ROUTED_EXPERTS)
-    rows = rows or get_object(response, "sglext").get(ROUTED_EXPERTS)
-    text = get_object({"rows": rows}, "rows").get("data", rows)
-    lists = (choice.get("token_ids"), choice.get("response_token_ids"))
-    return (
-        any(isinstance(ids, list) and len(ids) > _LARGE_TOKENS for ids in lists)
-        or (isinstance(text, str) and len(text) > _LARGE_TEXT)
-        or isinstance(rows, list)
-    )

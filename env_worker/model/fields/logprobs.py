@@ -57,8 +57,8 @@ def top_logprobs(given: Candidates, sampled: Int32Array, width: int) -> TopLogpr
     """Up to `width` candidates of each sampled token, itself the first, each id once. Missing values are left
     out, and with them ids that mean nothing.
 
-    FieldError if another token is the first of its candidates, a value is no log-probability, or nothing is
-    left.
+    FieldError if another token is the first of its candidates, a value is no log-probability, nothing is
+    left, or no token has as many as `width` though none were left out: the engine was not asked for them.
     """
     ids, values = _ids(given.names), numbers(given.values, "top_logprobs")
     counts = np.array(given.counts, np.int64)
@@ -80,6 +80,11 @@ def top_logprobs(given: Candidates, sampled: Int32Array, width: int) -> TopLogpr
     kept = ~_missing(values) & ~_repeated(tokens, ids)
     tokens, ids, values = tokens[kept], ids[kept], values[kept]
     counts = np.bincount(tokens, minlength=len(counts))
+    if kept.all() and 0 < (most := counts.max(initial=0)) < width:
+        raise FieldError(
+            f"top_logprobs has at most {most} candidates for any of {len(counts)} sampled tokens, expected "
+            f"{width}; check how many the engine's server allows"
+        )
     within = np.arange(len(tokens)) - np.repeat(np.cumsum(counts) - counts, counts)
     kept = within < width
     if len(counts) and not kept.any():

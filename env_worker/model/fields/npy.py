@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 _MAGIC: Final = b"\x93NUMPY"
 _MOST_HEADER_BYTES: Final = 4096
+_PIECE: Final = 1 << 20
+"""Characters, of which four make three bytes: a millisecond or two."""
+_DIMENSIONS: Final = 3
 _DTYPE: Final = re.compile(r"[<>|=]?[iu][1248]|u?int(?:8|16|32|64)")
 _DESCR: Final = re.compile(r"'descr'\s*:\s*'([^']*)'")
 _FORTRAN: Final = re.compile(r"'fortran_order'\s*:\s*(True|False)")
@@ -27,9 +30,14 @@ _SHAPE: Final = re.compile(r"'shape'\s*:\s*\(\s*((?:\d{1,15}\s*,?\s*)*)\)")
 
 
 def from_base64(text: str, what: str) -> bytes:
-    """The bytes of `text`. FieldError if it is no base64, or cut off."""
+    """The bytes of `text`. FieldError if it is no base64, or cut off. Other threads get their turn."""
+    pieces: list[bytes] = []
     try:
-        return binascii.a2b_base64(text, strict_mode=True)
+        for start in range(0, len(text), _PIECE):
+            if start and len(pieces[-1]) != _PIECE // 4 * 3:
+                raise ValueError("padding before its end")
+            pieces.append(binascii.a2b_base64(text[start : start + _PIECE], strict_mode=True))
+        return b"".join(pieces)
     except ValueError as error:
         raise FieldError(f"{what} of {len(text)} characters is not base64: {error}") from None
 
@@ -60,10 +68,15 @@ def from_bytes(
     if not _DTYPE.fullmatch(dtype):
         raise FieldError(f"{what} has the dtype {shown(dtype)}, expected one of integers")
     kind = np.dtype(dtype)
+    if len(shape) != _DIMENSIONS:
+        raise FieldError(f"{what} has shape {str(tuple(shape))[:80]}, expected (rows, layers, top_k)")
     expected, found = math.prod(shape) * kind.itemsize, len(data) - start
     if expected != found:
         raise FieldError(
             f"{what} has {found} bytes, expected {expected} for shape {tuple(shape)} of {kind.name}"
         )
     flat = np.frombuffer(data, kind, offset=start) if found else np.empty(0, kind)
-    return flat.reshape(shape, order="F" if order == "F" else "C")
+    try:
+        return flat.reshape(shape, order="F" if order == "F" else "C")
+    except ValueError as error:  # nothing, of lengths beyond what memory could ever have
+        raise FieldError(f"{what} has the shape {tuple(shape)}, which no array has: {error}") from None

@@ -27,6 +27,8 @@ top_k]`."""
 KEY: Final = "routed_experts"
 _INT32: Final = "<i4"
 _MAX_EXPERT: Final = 0xFFFF
+_MAX_ROW_IDS: Final = 1 << 16
+"""Some hundred times what models have. Without rows no bytes bear out what a shape says."""
 
 
 def vllm_rows(value: Any, prompt_value: Any, options: EngineOptions, *, tokens: int, start: int) -> Placed:
@@ -73,35 +75,55 @@ def sglang_rows(value: Any, options: EngineOptions, *, tokens: int, start: int) 
     return _placed(rows, options, tokens, start)
 
 
-def _placed(
-    rows: NDArray[Any], options: EngineOptions, tokens: int, start: int, told: bool = False
-) -> Placed:
-    """`rows`, checked, with the position of the first. `told`: the engine says itself that it is `start`."""
-    if rows.ndim != 3 or 0 in rows.shape[1:]:
-        raise FieldError(f"{KEY} has shape {rows.shape}, expected (rows, layers, top_k)")
-    whole = tokens - 1
-    if len(rows) != whole - start:
-        if told or len(rows) != whole:
-            others = "" if told or not start else f", or {whole} from position 0"
-            raise FieldError(
-                f"{KEY} has {len(rows)} rows, expected {whole - start} from position {start}{others}: all "
-                f"{tokens} tokens but the last have one"
-            )
-        start = 0
+def check_experts(rows: NDArray[Any], options: EngineOptions) -> None:
+    """FieldError if `rows` `[rows, layers, top_k]` are not of the model that `options` tell, or hold nothing
+    at all."""
     if options.routing_shape not in (None, rows.shape[1:]):
         raise FieldError(
             f"{KEY} has (layers, top_k) {rows.shape[1:]}, but the worker was told {options.routing_shape} "
             "(--model-routing-shape)"
         )
     if not rows.size:
-        return start, np.empty(rows.shape, np.uint8)
+        return
     if not rows.any():
         raise FieldError(f"{KEY} is all zero in {len(rows)} rows: the engine has not recorded it")
     most = _MAX_EXPERT if options.experts is None else options.experts - 1
+    if rows.dtype.kind == "u" and np.iinfo(rows.dtype).max <= most:
+        return
     if not (rows.min() >= 0 and rows.max() <= most):
         wrong = rows.min() if rows.min() < 0 else rows.max()
         raise FieldError(f"{KEY} holds expert {wrong}, expected 0 to {most}")
+
+
+def _placed(
+    rows: NDArray[Any], options: EngineOptions, tokens: int, start: int, told: bool = False
+) -> Placed:
+    """`rows`, checked, with the position of the first. `told`: the engine says itself that it is `start`."""
+    row_ids = rows.shape[1] * rows.shape[2]
+    if not 0 < row_ids <= _MAX_ROW_IDS:
+        raise FieldError(
+            f"{KEY} has shape {rows.shape}, expected (rows, layers, top_k) with 1 to {_MAX_ROW_IDS} "
+            "experts a row"
+        )
+    whole = tokens - 1
+    if len(rows) != whole - start:
+        if told or len(rows) != whole:
+            raise FieldError(f"{KEY} has {len(rows)} rows, expected {_expected_rows(tokens, start, told)}")
+        start = 0
+    check_experts(rows, options)
+    if not rows.size:
+        return start, np.empty(rows.shape, np.uint8)
     return start, routed_experts_array(rows, len(rows))
+
+
+def _expected_rows(tokens: int, start: int, told: bool) -> str:
+    whole = tokens - 1
+    why = f"all {tokens} tokens but the last have one"
+    if start > whole:
+        whose = "the engine says it begins" if told else "they were asked for"
+        return f"{whole} from position 0: {why}, and {whose} at {start}, which is behind them"
+    others = "" if told or not start else f", or {whole} from position 0"
+    return f"{whole - start} from position {start}{others}: {why}"
 
 
 def _from_object(value: dict[str, Any]) -> tuple[NDArray[Any], int | None]:

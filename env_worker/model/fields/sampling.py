@@ -34,8 +34,9 @@ _OFF: Final[Mapping[str, tuple[float, ...]]] = {
     "repetition_penalty": (1,),
 }
 """Values that ask for nothing."""
-_ONE_TURN: Final = frozenset({"model", "messages", "stream", "n"})
-"""What makes a request this one: one answer, whole, of this conversation."""
+_ONE_TURN: Final = frozenset({"model", "messages", "stream", "n", "top_logprobs"})
+"""What makes a request this one: one answer, whole, of this conversation. And the width of its heads, for
+which there is `logprobs`."""
 
 
 def sampling_keys(sampling: SamplingParams, names: Mapping[str, str]) -> JsonObject:
@@ -64,10 +65,8 @@ def extra_keys(sampling: SamplingParams, *own: str) -> Mapping[str, Any]:
     """`sampling.extra`, which goes over everything else in a request. ValueError if it names what only the
     client may set: `_ONE_TURN` and `own`."""
     if taken := sorted((_ONE_TURN | set(own)) & sampling.extra.keys()):
-        raise ValueError(
-            f"extra sampling key {taken[0]!r} is set by the model client itself; leave it out of the "
-            "sampling parameters"
-        )
+        instead = "set logprobs to how many" if taken[0] == "top_logprobs" else "leave it out of them"
+        raise ValueError(f"extra sampling key {taken[0]!r} is set by the model client itself; {instead}")
     return sampling.extra
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from env_worker.domain import WeightVersionSpan
 from env_worker.domain.text import clean_text
-from env_worker.model.fields.json_values import FieldError, get_list, only, shown
+from env_worker.model.fields.json_values import MAX_NAME, FieldError, get_list, only, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,7 +28,7 @@ def weight_versions(parent: Mapping[str, Any], key: str, tokens: int) -> tuple[W
                 f"{key} has a span from {shown(first)} to {shown(last)} behind {end}, expected spans that "
                 f"follow each other from 0 to {tokens}"
             )
-        spans.append(WeightVersionSpan(clean_text(version), first, last))
+        spans.append(WeightVersionSpan(clean_text(version)[:MAX_NAME], first, last))
         end = last
     if end != tokens:
         raise FieldError(f"{key} covers {end} sampled tokens, expected {tokens}")

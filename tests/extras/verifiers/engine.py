@@ -5,6 +5,9 @@ What it answers depends on the conversation and on words in the model's name:
 - `hang`: it does not answer; `slowtool`, `bashtool`: it calls a tool that takes five minutes
 - `down`: 503 as often as `downs` says
 - `gate`: it answers once for each release of `gate`
+- `abort`: it aborts its answer as often as `aborts` says
+- `bare`: it gives neither routing nor masks; `zeros`: routing that it has not recorded
+- `nokey`: it refuses the key, and repeats it
 
 The routing of position `p` is `row(p)`. Of each generation the answer's tokens are remembered.
 """
@@ -56,8 +59,11 @@ class FakeEngine:
     tokenizer: Tokenizer | None = None
     url: str = ""
     downs: int = 0
+    aborts: int = 0
     gate: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
     requests: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
+    """What came for a key, with each request."""
     generations: list[Generation] = field(default_factory=list)
     asked: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a request hangs, or a slow tool was called."""
@@ -67,7 +73,7 @@ class FakeEngine:
     async def chat(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.requests.append(("chat", body))
-        if (refusal := await self._trouble(body["model"])) is not None:
+        if (refusal := await self._trouble(request, body["model"])) is not None:
             return refusal
         messages, tools = body["messages"], body.get("tools") or []
         system = str(messages[0].get("content")) if messages[0]["role"] == "system" else ""
@@ -85,7 +91,7 @@ class FakeEngine:
             {"index": 0, "id": f"call_{len(self.requests)}", "type": "function",
              "function": {"name": call[0], "arguments": json.dumps(call[1])}}
         ] if call else None  # fmt: skip
-        finish = "tool_calls" if call else "stop"
+        finish = self._aborted(body["model"]) or ("tool_calls" if call else "stop")
         message: dict[str, Any] = {"role": "assistant", "content": text or None}
         if calls:
             message["tool_calls"] = calls
@@ -110,7 +116,7 @@ class FakeEngine:
     async def generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.requests.append(("generate", body))
-        if (refusal := await self._trouble(body["model"])) is not None:
+        if (refusal := await self._trouble(request, body["model"])) is not None:
             return refusal
         assert self.tokenizer is not None
         ids, wanted = body["token_ids"], body["sampling_params"]
@@ -128,6 +134,12 @@ class FakeEngine:
         sampled = self.tokenizer.encode(said, add_special_tokens=False).ids
         sampled.append(self.tokenizer.token_to_id("<|im_end|>"))
         choice = self._choice(request.headers["X-Session-ID"], ids, sampled, wanted)
+        choice["finish_reason"] = self._aborted(body["model"]) or choice["finish_reason"]
+        if "bare" in body["model"]:
+            del choice["routed_experts"], choice["sampling_mask"]
+        if "zeros" in body["model"]:
+            rows = choice["routed_experts"]
+            rows["data"] = base64.b64encode(bytes(math.prod(rows["shape"]))).decode()
         # Without spaces: the client cuts the routing out of the bytes by what stands in front of it.
         answer = {"request_id": f"gen-{len(self.requests)}", "choices": [choice], "prompt_logprobs": None}
         return web.Response(
@@ -172,7 +184,16 @@ class FakeEngine:
             "weight_versions": [{"version": "v7", "start": 0, "end": len(sampled)}],
         }
 
-    async def _trouble(self, model: str) -> web.Response | None:
+    def _aborted(self, model: str) -> str | None:
+        if "abort" not in model or not self.aborts:
+            return None
+        self.aborts -= 1
+        return "abort"
+
+    async def _trouble(self, request: web.Request, model: str) -> web.Response | None:
+        self.keys.append(key := request.headers.get("Authorization", "").removeprefix("Bearer "))
+        if "nokey" in model:
+            return web.json_response({"error": {"message": f"Incorrect API key: {key}"}}, status=401)
         if "down" in model and self.downs:
             self.downs -= 1
             error = {"message": f"engine down {len(self.requests)}", "type": "server_error"}

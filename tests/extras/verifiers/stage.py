@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import psutil
 
 from env_client import EnvClient
-from tests.extras.verifiers.engine import serving_engine
+from tests.extras.verifiers.engine import EXPERTS, serving_engine
 from tests.extras.verifiers.tokenizer import make_tokenizer
 from tests.helpers.pool_watch import states, watcher
 from tests.helpers.pools import QUICK_STOP, ROOT, serving
@@ -29,12 +29,18 @@ HERE: Final = {"type": "subprocess"}
 AGENT: Final = {"harness": {"id": "null"}, "runtime": HERE}
 CALC: Final = {"taskset": {"id": "vfdemo-calc"}, "agent": AGENT}
 PLAIN: Final = {"taskset": {"id": "vfdemo-plain"}, "agent": AGENT}
+SHARED: Final = {"taskset": {"id": "vfdemo-shared"}, "agent": AGENT}
+KEY: Final = "sk-0123456789abcdef"
 VARIABLES: Final = {
     # An environment that was not installed is found by the worker and by its tool servers by PYTHONPATH.
     "PYTHONPATH": os.pathsep.join(
         map(str, (ROOT, ROOT / "protos", ROOT / "tests" / "extras" / "verifiers" / "tasksets"))
     ),
     "HF_HUB_OFFLINE": "1",
+    # As a key comes from a file.
+    "ENGINE_TOKEN": f"{KEY}\n",
+    "OTHER_TOKEN": "of another engine",
+    "VFDEMO_SHOWN": "ENGINE_TOKEN OTHER_TOKEN HF_HUB_OFFLINE",
 }
 
 
@@ -54,6 +60,8 @@ def environments(folder: Path) -> dict[str, dict[str, Any]]:
         "calc": CALC,
         "calc-train": train(CALC, folder),
         "plain": PLAIN,
+        "plain-train": train(PLAIN, folder),
+        "shared": SHARED,
         "bash": {**PLAIN, "agent": {"harness": {"id": "bash"}, "runtime": HERE}},
         "user-sim": {"id": "user-sim", "taskset": assistant, "assistant": AGENT, "user": {"runtime": HERE}},
         "best-of-n": {**PLAIN, "id": "best-of-n", "n": 2, "max_concurrent_agents": None},
@@ -86,6 +94,8 @@ async def stage(
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(serving_engine(make_tokenizer(folder / "tokenizer")))
         flags += ["--model-url", engine.url, "--model", "m", "--hook", "env_worker:array_keeper"]
+        flags += ["--model-key-variable", "ENGINE_TOKEN", "--allow-key-variable", "OTHER_TOKEN"]
+        flags += ["--model-arrays", "routed_experts,sampling_mask", "--model-experts", str(EXPERTS)]
         pool = None
         if broker:
             pool = await stack.enter_async_context(serving("env_broker", variables=VARIABLES))

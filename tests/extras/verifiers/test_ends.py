@@ -89,6 +89,26 @@ async def test_a_killed_worker_leaves_no_process_and_no_file(tmp_path: Path) -> 
         assert glob.glob(f"/tmp/vf-port-*{mark}*") == []
 
 
+async def test_a_worker_that_is_killed_while_its_tools_are_being_started_leaves_none(tmp_path: Path) -> None:
+    """Those that serve all runs, which start before any run has."""
+    async with stage(tmp_path, "shared", broker=False, variables={"HOME": str(tmp_path)}) as made:
+        task = asyncio.create_task(made.client.run({"index": 0}, env="shared"))
+        worker = psutil.Process(made.worker.pid)
+
+        def tools() -> list[psutil.Process]:
+            children = worker.children(recursive=True)
+            return [one for one in children if "vfdemo_shared" in one.cmdline()]
+
+        await asyncio.to_thread(wait_until, lambda: task.done() or tools(), "no tool server is started")
+        assert not task.done(), task.result()
+        mark = mark_of(made.worker)
+        assert processes(mark)
+        made.worker.process.send_signal(signal.SIGKILL)
+        with pytest.raises(EnvError):
+            await task
+        await asyncio.to_thread(wait_until, lambda: not processes(mark), "tool servers are left")
+
+
 async def test_a_stopped_worker_leaves_no_process_and_no_file(tmp_path: Path) -> None:
     async with stage(tmp_path, "bash", broker=False, variables={"HOME": str(tmp_path)}) as made:
         task, mark = await running(made, "bash", "bashtool", BASH)

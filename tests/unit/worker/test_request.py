@@ -93,6 +93,23 @@ INVALID = "INVALID_REQUEST"
             "lower-case",
         ),
         ({"model": pb.ModelEndpoint(headers={"a": "b\r\nc"})}, INVALID, "model.headers['a']", "control"),
+        *(
+            ({"model": pb.ModelEndpoint(headers={name: "x"})}, ENDPOINT, f"model.headers['{name}']", "never")
+            for name in (
+                *("authorization", "x-api-key", "api-key", "x-goog-api-key", "x-auth-token", "host", "te"),
+                *("content-length", "transfer-encoding", "connection", "upgrade", "expect", "trailer"),
+                "keep-alive",
+            )
+        ),
+        *(
+            (
+                {"model": pb.ModelEndpoint(headers={"a": value})},
+                INVALID,
+                "model.headers['a']",
+                "no header carries",
+            )
+            for value in ("Zoë", " b", "b ", "\tb")
+        ),
         ({"model": pb.ModelEndpoint(headers={"a": "b" * 4097})}, INVALID, "model.headers['a']", "4096"),
         (
             {"model": pb.ModelEndpoint(headers={f"x-{number}": "" for number in range(65)})},

@@ -7,6 +7,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -107,11 +108,12 @@ def test_the_reaper(way: str, tmp_path: Path, asleep: Callable[[str], psutil.Pro
         held = Reaper(mark, folder, str(ports))
         held.start()
         assert held._process is not None
-        first = held._process.pid
+        reaper = psutil.Process(held._process.pid)
         held.start()
-        assert held._process.pid == first, "started twice"
+        assert held._process.pid == reaper.pid, "started twice"
         getattr(held, way)()
         assert held._process is None
+        await_end(reaper)
     if way == "end":
         assert not ended(escaped)
         assert folder.exists()
@@ -119,6 +121,29 @@ def test_the_reaper(way: str, tmp_path: Path, asleep: Callable[[str], psutil.Pro
     await_end(escaped)
     assert not folder.exists()
     assert sorted(path.name for path in tmp_path.glob("port-*")) == ["port-other"]
+
+
+def test_a_reaper_that_is_killed_is_replaced_at_once(
+    tmp_path: Path, asleep: Callable[[str], psutil.Process], caplog: pytest.LogCaptureFixture
+) -> None:
+    mark = secrets.token_hex(8)
+    escaped = asleep(f"{mark}/run")
+    held = Reaper(mark, None, str(tmp_path / "none-*"))
+    held.start()
+    first = held._process
+    assert first is not None
+    first.kill()
+    end = time.monotonic() + SECONDS
+    while held._process is first:
+        assert time.monotonic() < end, "another has not taken its place"
+        time.sleep(0.01)
+    assert f"process {first.pid}, which ends what is left" in caplog.text
+    assert not psutil.pid_exists(first.pid), "a zombie"
+    assert not ended(escaped)
+    held.reap()
+    await_end(escaped)
+    assert held._process is None
+    assert len(caplog.records) == 1, "an end that was wanted was taken for another"
 
 
 @pytest.fixture(params=["0.4.0", "0.4.1"])
@@ -170,9 +195,12 @@ def test_what_is_started_is_marked(package: dict[str, Any], tmp_path: Path) -> N
     assert runtime.process_env({"A": "b"}) == {"OF": "task", "A": "b"}, "it is of no run"
     harness.enter()
     harness.enter()
-    with harness.run("SOME_TOKEN") as run:
+    harness.prepare(("SOME_TOKEN", "OTHER_TOKEN"))
+    hidden = {"SOME_TOKEN": "", "OTHER_TOKEN": ""}
+    assert runtime.process_env({}) == {"OF": "task", **hidden}, "of what is started for all runs"
+    with harness.run() as run:
         found = runtime.process_env({"A": "b"})
-        assert found == {"OF": "task", "A": "b", MARK_VARIABLE: f"{harness.mark}/{run}", "SOME_TOKEN": ""}
+        assert found == {"OF": "task", "A": "b", MARK_VARIABLE: f"{harness.mark}/{run}", **hidden}
         assert runtime.process_env({"SOME_TOKEN": "mine"})["SOME_TOKEN"] == "mine"
     folder = package["subprocess"].CACHE_DIR
     assert folder == tmp_path / "envtrio" / harness.mark
@@ -181,7 +209,7 @@ def test_what_is_started_is_marked(package: dict[str, Any], tmp_path: Path) -> N
     port_file = Path(f"/tmp/vf-port-{names.uuid4().hex}")
     assert names.uuid4().hex[:8] != names.uuid4().hex[:8], "names of which the beginning is used collide"
     port_file.touch()
-    with harness.run("") as run:
+    with harness.run() as run:
         of_run = Path(f"/tmp/vf-port-{names.uuid4().hex}")
     of_run.touch()
     harness.sweep("another")
@@ -201,7 +229,8 @@ def test_where_something_runs_on_the_reaper_ends_it(
 ) -> None:
     harness = Harness()
     harness.enter()
-    with harness.run("") as run:
+    harness.prepare(())
+    with harness.run() as run:
         escaped = asleep(f"{harness.mark}/{run}")
     harness.leave(orderly=False)
     await_end(escaped)

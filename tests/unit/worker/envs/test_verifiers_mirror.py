@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from env_worker.domain import Episode, Link, PendingSet
+from env_worker.envs.verifiers.asked import Asked
 from env_worker.envs.verifiers.mirror import EpisodeMirror
+from env_worker.model.engine import Engine
 from tests.helpers.fake_verifiers import (
     FakeNode,
     FakeTrace,
@@ -24,14 +26,16 @@ from tests.helpers.fake_verifiers import (
     user,
 )
 
+ENGINE = Engine("http://engine:8000/v1", "m")
+
 
 class Stage:
     """An episode, its mirror, and the traces of the attempt that runs."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, engine: Engine = ENGINE, **asked: Any) -> None:
         self.episode = Episode("e" * 32, "env", {})
         slot = self.slot = SimpleNamespace(traces=[])
-        self.mirror = EpisodeMirror(self.episode, lambda: slot.traces, model="m", **options)
+        self.mirror = EpisodeMirror(self.episode, lambda: slot.traces, Asked(engine, **asked))
 
     @property
     def traces(self) -> list[FakeTrace]:
@@ -227,19 +231,6 @@ async def test_repaired_rows_links_and_branches() -> None:
     assert ours.branches() == [(0, 1), (0, 2, 3)]
     stage.finish()
     assert len(ours.links) == 2
-
-
-async def test_what_was_asked_for_and_is_not_there_is_said() -> None:
-    stage = Stage(no_heads="none are to be had")
-    theirs = stage.mint()
-    theirs.nodes += [FakeNode(user("ask")), sampled_node(0), FakeNode(user("more"), 1), sampled_node(2)]
-    theirs.nodes[1].logprobs = np.zeros(7, np.float32)
-    stage.finish()
-    [ours] = stage.episode.traces
-    assert ours.nodes[3].holes == {"top_logprobs": "none are to be had"}
-    incomplete = ours.info["incomplete"]
-    assert incomplete["top_logprobs"] == {"turns": 2, "first_node": 1, "reason": "none are to be had"}
-    assert incomplete["logprobs"]["reason"] == "verifiers gave 7 log-probabilities for 3 tokens"
 
 
 async def test_nothing_is_raised_into_verifiers(caplog: pytest.LogCaptureFixture) -> None:

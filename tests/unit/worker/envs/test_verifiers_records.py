@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from env_worker.domain import Episode, Message, Node, SamplingParams, ToolCall
 from env_worker.envs.verifiers import arrays, endpoint, messages
 from env_worker.envs.verifiers.settings import VerifiersSettings
+from env_worker.model.dialects.base import EngineOptions
 from env_worker.model.engine import Engine
 from tests.helpers.fake_verifiers import FakeNode, Said, assistant, call, error, sampled_node, user
 
@@ -139,18 +141,19 @@ def test_arrays_are_taken_over_and_what_is_missing_in_a_head_is_left_out() -> No
     assert ours.top_logprobs.ids.tolist() == [0, 3, 4]
     assert ours.top_logprobs.counts.tolist() == [1, 0, 2]
     rows = np.ones((4, 2, 2), np.uint8)
-    assert arrays.set_routing(ours, rows) == ""
+    assert arrays.set_routing(ours, rows, EngineOptions()) == ""
     assert ours.routed_experts is not None
     assert np.shares_memory(ours.routed_experts, rows), "copied"
     theirs.sampling_mask.counts = np.array([4])
     theirs.top_logprobs.counts = np.array([6])  # type: ignore[attr-defined]
     assert set(arrays.set_sampled_arrays(ours, theirs)) == {"sampling_mask", "top_logprobs"}
-    assert "expected (4, layers, top_k)" in arrays.set_routing(ours, rows[1:])
-    assert arrays.set_routing(ours, None) == ""
+    assert "expected (4, layers, top_k)" in arrays.set_routing(ours, rows[1:], EngineOptions())
+    assert arrays.set_routing(ours, None, EngineOptions()) == ""
     assert ours.routed_experts is None
 
 
-def test_what_the_client_is_told() -> None:
+def test_what_the_client_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_API_KEY", "sk-0123456789")
     engine = Engine("http://engine:8000/v1", "m", headers={"x-lane": "1"}, key_variable="SOME_API_KEY")
     train = VerifiersSettings("n", "f", {}, {"type": "train", "renderer": {"name": "qwen3"}})
     assert endpoint.client_config(engine, train) == {
@@ -167,12 +170,22 @@ def test_what_the_client_is_told() -> None:
     told = {"temperature": 0.5, "stop": ["x"], "cache_salt": "s"}
     assert endpoint.sampling_config(sampling, plain) == told
     assert endpoint.sampling_config(sampling, train) == {**told, "logprobs": 2}
-
-    def why(settings: VerifiersSettings, asked: SamplingParams, takes: bool) -> str:
-        return endpoint.no_heads(asked, settings, takes_heads=takes, version="0.4.0")
-
-    assert why(train, SamplingParams(logprobs=0), False) == ""
-    assert "serve the environment with" in why(plain, sampling, True)
-    assert "0.4.0 takes no heads" in why(train, sampling, False)
-    assert "the engine gave no" in why(train, sampling, True)
     assert assistant(None).content is None
+
+
+def test_a_key_with_white_space_around_it_is_read_from_a_variable_of_our_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """verifiers sends what it reads, and what HTTP refuses stands in its error, key and all."""
+    monkeypatch.setenv("ENVTRIO_API_KEY_SOME_TOKEN", "")
+    monkeypatch.setenv("SOME_TOKEN", " sk-0123456789\n")
+    engine = Engine("http://engine:8000/v1", "m", key_variable="SOME_TOKEN")
+    assert endpoint.key_variable(engine) == "ENVTRIO_API_KEY_SOME_TOKEN"
+    assert os.environ["ENVTRIO_API_KEY_SOME_TOKEN"] == "sk-0123456789"
+    assert endpoint.key_variables(engine) == ("SOME_TOKEN", "ENVTRIO_API_KEY_SOME_TOKEN")
+    monkeypatch.setenv("SOME_TOKEN", "sk-of-tomorrow")
+    assert endpoint.key_variable(engine) == "SOME_TOKEN"
+    monkeypatch.delenv("SOME_TOKEN")
+    with pytest.raises(LookupError, match="SOME_TOKEN"):
+        endpoint.key_variable(engine)
+    assert endpoint.key_variables(Engine("http://engine:8000/v1", "m")) == ()

@@ -96,6 +96,26 @@ async def test_by_place_of_a_taskset_without_end() -> None:
             await tasks.task({"index": wrong})
 
 
+async def test_a_task_of_its_number_alone_is_no_task() -> None:
+    """All other fields of verifiers' data may have defaults, so that it would be an empty one."""
+
+    class Numbered(Data):
+        model_fields = Data.model_fields | {
+            "idx": SimpleNamespace(exclude=None, alias=None, validation_alias=None)
+        }
+
+    tasks, _ = source(data=Numbered)
+    with pytest.raises(InvalidTaskError, match=r"'idx' alone.* give \{.index.: 1\}"):
+        await tasks.task({"idx": 1})
+    assert await tasks.task({"idx": 1, "prompt": "x"}) == ({"idx": 1, "prompt": "x"}, "config")
+
+    class OnlyNumbered(Numbered):
+        model_fields = {"idx": Numbered.model_fields["idx"]}  # noqa: RUF012
+
+    tasks, _ = source(data=OnlyNumbered)
+    assert await tasks.task({"idx": 1}) == ({"idx": 1}, "config")
+
+
 async def test_by_place_of_one_that_ends_or_breaks() -> None:
     tasks, taskset = source(3)
     for _ in range(2):

@@ -22,7 +22,9 @@ from env_worker.model.allow_list import AllowList, base_url
         ("http://[::1]:8000/v1", "http://[::1]:8000/v1"),
         ("http://[FE80::1]", "http://[fe80::1]"),
         ("http://10.0.0.7:1", "http://10.0.0.7:1"),
-        ("http://a-b.c_d".replace("_", "-"), "http://a-b.c-d"),
+        ("http://a-b.c-d", "http://a-b.c-d"),
+        ("http://My_engine_1:8000/v1", "http://my_engine_1:8000/v1"),
+        ("http://_engine.pool/v1", "http://_engine.pool/v1"),
     ],
 )
 def test_a_base_url_has_one_spelling(text: str, spelt: str) -> None:
@@ -106,6 +108,8 @@ def test_what_could_lead_elsewhere_is_no_base_url(text: str) -> None:
         ),
         ("http://10.0.0.7:*", ("http://10.0.0.7:9", "http://10.0.0.7"), ("http://10.0.0.70:9",)),
         ("http://[::1]:*", ("http://[::1]:9",), ("http://[::2]:9",)),
+        ("http://my_engine:*", ("http://my_engine:9",), ("http://my-engine:9", "http://myxengine:9")),
+        ("http://*.my_pool", ("http://a_b.my_pool",), ("http://my_pool", "http://amy_pool")),
     ],
 )
 def test_an_entry_allows_itself_and_what_lies_below_it(

@@ -16,6 +16,7 @@ from env_worker.domain import Message, Node
 from env_worker.model.dialects import DIALECTS
 from env_worker.model.dialects.base import EngineOptions
 from env_worker.model.errors import MalformedAnswerError
+from env_worker.model.json_pieces import LargeObject
 from tests.unit.worker.model.responses import (
     LAYERS,
     SAMPLING_PATH,
@@ -218,7 +219,7 @@ async def test_large_answers_are_read_beside_the_loop(monkeypatch: pytest.Monkey
         return await original(*args)
 
     monkeypatch.setattr(asyncio, "to_thread", seen)
-    answer = await ask("vllm-chat", large, question(logprobs=0), EngineOptions())
+    answer = await ask("vllm-chat", LargeObject(large), question(logprobs=0), EngineOptions())
     assert answer.holes == {}
     assert len(aside) == 1
     await ask("vllm-chat")

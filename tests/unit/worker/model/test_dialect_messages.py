@@ -103,7 +103,6 @@ async def test_a_response_without_a_choice_is_malformed(
         {"content": 7},
         {"tool_calls": "f"},
         {"tool_calls": [{"type": "custom"}]},
-        {"own": float("nan")},
     ],
 )
 async def test_a_choice_without_a_message_is_malformed(name: str, message: Any) -> None:
@@ -111,3 +110,21 @@ async def test_a_choice_without_a_message_is_malformed(name: str, message: Any) 
     made["choices"][0]["message"] = message
     with pytest.raises(MalformedAnswerError, match="message of the engine's response"):
         await ask(name, made)
+
+
+@pytest.mark.parametrize("depth", [0, 700, 100_000])
+async def test_a_good_answer_is_not_lost_for_what_stands_beside_it(
+    depth: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Which nests deeper than it could be written again, or (with no depth) is no number of JSON."""
+    odd: Any = float("nan")
+    for _ in range(depth):
+        odd = [odd]
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{"}}
+    message = {"role": "assistant", "content": "PROMPT", "reasoning": "why", "tool_calls": [call], "odd": odd}
+    answer = await ask("vllm-chat", vllm_chat(message=message))
+    assert answer.message == Message.assistant(
+        "PROMPT", reasoning="why", tool_calls=[ToolCall("1", "f", "{")]
+    )
+    assert "keys that cannot be carried" in caplog.text
+    assert "PROMPT" not in caplog.text

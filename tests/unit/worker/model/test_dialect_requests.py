@@ -175,7 +175,7 @@ async def test_any_other_refusal_is_the_answer(refusal: EngineRefusedError) -> N
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("key", ["model", "messages", "stream", "n"])
+@pytest.mark.parametrize("key", ["model", "messages", "stream", "n", "top_logprobs"])
 async def test_extra_keys_cannot_make_it_another_turn(name: str, key: str) -> None:
     told = engine(name)
     with pytest.raises(ValueError, match=f"extra sampling key '{key}'"):

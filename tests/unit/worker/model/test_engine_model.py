@@ -201,6 +201,23 @@ async def test_what_was_asked_for_and_is_absent_is_told_with_its_reason() -> Non
     assert trace.nodes[nodes[2]].token_ids.size
 
 
+async def test_a_hole_whose_rows_come_with_a_later_turn_is_told_no_more() -> None:
+    """The template rendered history anew when only the newest rows were asked for."""
+    trace = new_trace()
+    async with ScriptedEngine(
+        reply=[Reply(text) for text in ("1", "2", " so so ", "4", "5")], served=Served(retokenize=True)
+    ) as engine:
+        model, node, told = model_of(engine), None, []
+        for i in range(5):
+            turn = await model.chat(trace, [Message.user(f"question {i}")], parent=node)
+            told.append(trace.info.get("incomplete", {}))
+            node = turn.node
+    assert told[:3] == [{}, {}, {}]
+    assert told[3]["routed_experts"]["turns"] == 1
+    assert told[4] == {}
+    assert not any(node.holes for node in trace.nodes)
+
+
 async def test_an_engine_that_was_not_started_for_it_has_none() -> None:
     trace = new_trace()
     async with ScriptedEngine(served=Served(routed_experts=False)) as engine:

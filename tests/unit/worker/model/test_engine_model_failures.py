@@ -12,6 +12,7 @@ from env_worker.model.dialects.base import EngineOptions
 from env_worker.model.engine import Engine
 from env_worker.model.engine_model import EngineModel
 from env_worker.model.errors import (
+    EngineAbortedError,
     EngineError,
     EngineRefusedError,
     EngineUnreachableError,
@@ -21,6 +22,7 @@ from env_worker.model.http import close_clients
 from env_worker.model.retry import Backoff
 from tests.engine import (
     OPENAI,
+    PROFILES,
     Fault,
     Quirk,
     Reply,
@@ -128,6 +130,48 @@ async def test_a_try_has_a_timeout() -> None:
             await model_of(engine, timeout_seconds=0.1, retries=1).chat(trace, [QUESTION])
         await active(engine, 0)
     assert errors_of(trace) == [(1, "EngineUnreachableError"), (2, "EngineUnreachableError")]
+
+
+@pytest.mark.parametrize(
+    ("profile", "dialect"),
+    [
+        (OPENAI, "openai-chat"),
+        (PROFILES["vllm-0.33"], "vllm-chat"),
+        (PROFILES["vllm-0.33"], "vllm-completions"),
+        (PROFILES["vllm-0.33"], "vllm-generate"),
+        (PROFILES["sglang-0.5.23"], "sglang-chat"),
+    ],
+)
+@pytest.mark.parametrize("word", ["abort", "error"])
+async def test_what_the_engine_gave_up_is_no_answer_and_asked_again(
+    profile: Any, dialect: str, word: str
+) -> None:
+    trace = new_trace()
+    replies = [Reply("half of i", finish_reason=word), Reply(ids=(), finish_reason=word), Reply("whole")]
+    async with ScriptedEngine(profile, replies) as engine:
+        turn = await model_of(engine, dialect, options=EngineOptions()).chat(trace, [QUESTION])
+    assert turn.message.text == "whole"
+    assert errors_of(trace) == [(1, "EngineAbortedError"), (2, "EngineAbortedError"), (3, "")]
+    assert [call.node for call in trace.calls] == [None, None, turn.node]
+    assert len(trace.nodes) == 2
+    error = trace.calls[0].error
+    assert error is not None
+    assert error.phase == "model"
+    assert f"finish_reason '{word}', which is no answer" in error.message
+
+
+async def test_what_the_engine_gives_up_each_time_is_an_error_and_no_turn() -> None:
+    def edit(told: Any) -> Any:
+        told["choices"][0]["finish_reason"] = {"type": "abort", "message": "paused"}
+        return told
+
+    trace = new_trace()
+    async with ScriptedEngine(reply=lambda _: Reply("half", edit=edit)) as engine:
+        with pytest.raises(EngineAbortedError, match="gave the request up: paused; given up after 2 tries"):
+            await model_of(engine, retries=1).chat(trace, [QUESTION])
+    assert errors_of(trace) == [(1, "EngineAbortedError"), (2, "EngineAbortedError")]
+    assert not trace.nodes
+    assert trace.pending is None
 
 
 # Failing otherwise.

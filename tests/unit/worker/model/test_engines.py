@@ -10,6 +10,7 @@ import pytest
 from env_worker.config import WorkerSettings
 from env_worker.model import dialects
 from env_worker.model.engine import Engine
+from env_worker.model.engine_model import EngineModel
 from env_worker.model.engines import DIALECTS, EndpointNotAllowedError, Engines
 from env_worker.model.simulated import SimulatedModel
 from env_worker.setting import SettingsError
@@ -88,6 +89,14 @@ def test_the_workers_own_key_goes_to_its_own_url_alone() -> None:
     assert engine_of(own("--allow-endpoint", other).model_for(key_variable=KEY)).api_key == SECRET
 
 
+def test_an_engine_tells_which_variables_hold_keys() -> None:
+    """All of the worker's, whichever the run uses: an environment that starts programs keeps them back."""
+    worker = own("--allow-endpoint", "http://other:1/v1", "--allow-key-variable", OTHER_KEY)
+    for model in (worker.default, worker.model_for(url="http://other:1/v1")):
+        assert isinstance(model, EngineModel)
+        assert pickle.loads(pickle.dumps(model)).key_variables == {KEY, OTHER_KEY}
+
+
 @pytest.mark.parametrize("key", ["sk-ant-0123456789", "abcdef0123456789", "AKIAxyz0123456789"])
 def test_a_key_in_the_place_of_its_variables_name_is_not_repeated(key: str) -> None:
     with pytest.raises(EndpointNotAllowedError, match="never the key") as refused:
@@ -99,8 +108,13 @@ def test_what_is_known_at_the_start_to_go_wrong_is_said_then(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delenv(KEY)
-    with pytest.raises(SettingsError, match=f"--model-key-variable is {KEY}, but no such"):
+    with pytest.raises(SettingsError, match=f"--model-key-variable is {KEY}, but .* not set"):
         own()
+    monkeypatch.setenv(KEY, f"{SECRET}\n{SECRET}")
+    with pytest.raises(SettingsError, match=f"--model-key-variable is {KEY}, but .* no header") as refused:
+        own()
+    assert SECRET not in str(refused.value)
+    monkeypatch.delenv(KEY)
     with pytest.raises(SettingsError, match="--model-routing-shape LAYERSxTOP_K"):
         engines(
             *("--model-url", "http://own", "--model", "m", "--model-dialect", "sglang-chat"),
@@ -108,7 +122,7 @@ def test_what_is_known_at_the_start_to_go_wrong_is_said_then(
         )
     caplog.clear()
     engines("--model-url", "http://own", "--model", "m", "--allow-key-variable", KEY)
-    assert f"--allow-key-variable names {KEY}, which is not set" in caplog.text
+    assert f"--allow-key-variable: environment variable {KEY} of this worker is not set" in caplog.text
     assert "openai-chat: http://own gives text alone" in caplog.text
     caplog.clear()
     engines("--model-url", "http://own", "--model", "m", "--model-dialect", "vllm-chat")
@@ -155,7 +169,7 @@ def test_a_key_variable_that_is_not_set_is_refused_and_read_anew_each_time(
     monkeypatch.delenv(KEY)
     with pytest.raises(LookupError, match=f"{KEY} of this worker is not set"):
         _ = engine.api_key
-    with pytest.raises(EndpointNotAllowedError, match="no environment variable of that name"):
+    with pytest.raises(EndpointNotAllowedError, match=f"{KEY} of this worker is not set"):
         worker.model_for()
 
 

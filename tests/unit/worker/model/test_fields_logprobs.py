@@ -101,9 +101,21 @@ def test_a_head_has_the_sampled_token_first_each_id_once_and_at_most_the_width()
 
 
 def test_a_sampled_token_without_candidates_has_a_count_of_zero() -> None:
-    assert top_logprobs(Candidates([6], [-1.0], [0, 1]), ids(5, 6), 3).counts.tolist() == [0, 1]
+    assert top_logprobs(Candidates([6], [-1.0], [0, 1]), ids(5, 6), 1).counts.tolist() == [0, 1]
     with pytest.raises(FieldError, match="no candidate with a value for any of 2"):
         top_logprobs(Candidates([], [], [0, 0]), ids(5, 6), 3)
+
+
+def test_heads_narrower_than_asked_for_are_refused_unless_some_were_left_out() -> None:
+    narrow = Candidates([5, 7, 6], [-1.0, -2.0, -1.0], [2, 1])
+    with pytest.raises(FieldError, match="at most 2 candidates for any of 2 sampled tokens, expected 3"):
+        top_logprobs(narrow, ids(5, 6), 3)
+    assert top_logprobs(narrow, ids(5, 6), 2).counts.tolist() == [2, 1]
+    # Outside of the nucleus there are none, and an id may come twice.
+    outside = Candidates([5, 7, 6, 8], [-1.0, -2.0, -1.0, -9999.0], [2, 2])
+    assert top_logprobs(outside, ids(5, 6), 3).counts.tolist() == [2, 1]
+    twice = Candidates([5, 7, 5, 6], [-1.0, -2.0, -1.0, -1.0], [3, 1])
+    assert top_logprobs(twice, ids(5, 6), 3).counts.tolist() == [2, 1]
 
 
 def test_candidates_of_another_token_are_refused() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import numpy as np
 import pytest
 
 from env_worker.domain import WeightVersionSpan
-from env_worker.model.fields.json_values import AbsentError, FieldError
+from env_worker.model.fields import json_values, masks
+from env_worker.model.fields.json_values import AbsentError, FieldError, integers, numbers
 from env_worker.model.fields.masks import sampling_mask
 from env_worker.model.fields.versions import weight_versions
 
@@ -46,6 +48,34 @@ def test_an_absent_mask_is_absent() -> None:
 def test_masks_that_do_not_fit_are_refused(value: Any, reason: str) -> None:
     with pytest.raises(FieldError, match=reason):
         sampling_mask({"mask": value}, "mask", SAMPLED)
+
+
+def test_large_masks_are_read_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    chance = random.Random(3)
+    sampled = np.array([chance.randrange(9) for _ in range(200)], np.int32)
+    rows: list[Any] = [
+        chance.choice([[*range(chance.randrange(9)), int(own)], None, [], [int(own)]]) for own in sampled
+    ]
+    for piece in (1, 2, 7, 50, 10_000):
+        monkeypatch.setattr(masks, "_PIECE", piece)
+        mask = sampling_mask({"mask": rows}, "mask", sampled)
+        assert mask.ids.tolist() == [id_ for row in rows for id_ in row or ()]
+        assert mask.counts.tolist() == [len(row or ()) for row in rows]
+        assert mask.ids.dtype == mask.counts.dtype == np.int32
+        with pytest.raises(FieldError, match=f"token 150 lacks its own id {sampled[150]}"):
+            sampling_mask({"mask": [*rows[:150], [99], *rows[151:]]}, "mask", sampled)
+
+
+def test_many_values_are_made_arrays_of_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_values, "_PIECE", 3)
+    for count in range(12):
+        assert integers(list(range(count)), "ids").tolist() == list(range(count))
+        assert np.array_equal(numbers([0.5, None] * count, "x"), [0.5, np.nan] * count, equal_nan=True)
+    assert integers([1] * 7, "ids").dtype == np.int32
+    with pytest.raises(FieldError, match="ids holds -1, expected 0 to"):
+        integers([1] * 7 + [-1], "ids")
+    with pytest.raises(FieldError, match="x holds 'a', expected numbers"):
+        numbers([1.0] * 7 + ["a"], "x")
 
 
 def span(version: Any, start: Any, end: Any) -> dict[str, Any]:

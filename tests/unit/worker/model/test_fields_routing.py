@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import binascii
 import io
 import tracemalloc
 from typing import Any
@@ -13,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from env_worker.model.dialects.base import EngineOptions
+from env_worker.model.fields import npy as fields_npy
 from env_worker.model.fields.json_values import AbsentError, FieldError
-from env_worker.model.fields.npy import from_bytes, from_npy
+from env_worker.model.fields.npy import from_base64, from_bytes, from_npy
 from env_worker.model.fields.routing import sglang_rows, vllm_rows
 from tests.unit.worker.model.responses import LAYERS, TOKENS, TOP_K, npy, plain, rows
 
@@ -103,6 +105,11 @@ def test_another_number_of_rows_is_refused_with_both_numbers() -> None:
         vllm(npy(rows(5)), start=4)
     with pytest.raises(FieldError, match=r"has 3 rows, expected 7 from position 0:"):
         vllm(npy(rows(4)))
+    behind = r"has 3 rows, expected 7 from position 0: .* and they were asked for at 30, which is behind them"
+    with pytest.raises(FieldError, match=behind):
+        vllm(npy(rows(4)), start=30)
+    with pytest.raises(FieldError, match="and the engine says it begins at 30, which is behind them"):
+        vllm(WHOLE | {"start": 30})
 
 
 def test_absent_rows_say_which_flag_the_server_needs() -> None:
@@ -173,9 +180,15 @@ def header(text: str, data: bytes = b"") -> str:
         header("(" * 3000),
         base64.b64encode(b"\x93NUMPY\x02\x00\xff\xff\xff\xff{}").decode(),
         base64.b64encode(b"\x93NUMPY\x01\x00").decode(),
+        header("{'descr': '|u1', 'fortran_order': False, 'shape': (" + "1, " * 70 + "), }", b"\1"),
+        header("{'descr': '|u1', 'fortran_order': False, 'shape': (0, 999999999999999, 999999999999999), }"),
+        header("{'descr': '|u1', 'fortran_order': False, 'shape': (0, 999999999999999, 9), }"),
+        {"data": "AQ==", "shape": [1] * 70, "dtype": "uint8"},
+        {"data": "", "shape": [0, 2**31 - 1, 2**31 - 1, 2**31 - 1], "dtype": "int64"},
+        {"data": "", "shape": [0, 2**31 - 1, 2], "dtype": "int64"},
     ],
 )
-def test_hostile_headers_are_refused_and_allocate_nothing(value: str) -> None:
+def test_hostile_headers_are_refused_and_allocate_nothing(value: Any) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(FieldError):
@@ -185,7 +198,50 @@ def test_hostile_headers_are_refused_and_allocate_nothing(value: str) -> None:
         tracemalloc.stop()
 
 
+_LENGTHS = st.integers(0, 9) | st.sampled_from([10**6, 2**31 - 1, 2**63, 10**15 - 1])
+
+
+@settings(max_examples=150)
+@given(
+    descr=st.sampled_from(
+        ["|u1", "<u2", "=i8", ">u4", "|O", "<f4", "u1", "int64", "", "'", "|u1', 'shape': (1"]
+    ),
+    fortran=st.sampled_from(["True", "False", "0"]),
+    shape=st.lists(_LENGTHS, max_size=5) | st.lists(st.just(1), max_size=80),
+    separator=st.sampled_from([", ", ",", " "]),
+    data=st.binary(max_size=40),
+    start=st.integers(0, TOKENS + 3),
+    cut=st.integers(0, 40),
+)
+def test_any_header_is_rows_or_a_field_error(
+    descr: str, fortran: str, shape: list[int], separator: str, data: bytes, start: int, cut: int
+) -> None:
+    text = separator.join(map(str, shape))
+    whole = header(f"{{'descr': '{descr}', 'fortran_order': {fortran}, 'shape': ({text}), }}", data)
+    as_object = {"data": base64.b64encode(data).decode(), "shape": shape, "dtype": descr, "start": start}
+    for value in (whole, whole[: len(whole) - cut], as_object):
+        try:
+            first, found = vllm(value, start=start)
+        except FieldError:
+            continue
+        assert len(found) == TOKENS - 1 - first
+        assert found.nbytes <= len(data)
+
+
 def test_decoded_bytes_are_not_copied() -> None:
     data = bytes(range(1, 25))
     array = from_bytes(data, "uint8", [2, 3, 4], "x")
     assert np.shares_memory(array, np.frombuffer(data, np.uint8))
+
+
+def test_base64_is_read_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = bytes(range(50))
+    for piece in (4, 8, 12, 64, 1000):
+        monkeypatch.setattr(fields_npy, "_PIECE", piece)
+        for size in range(len(data)):
+            assert from_base64(base64.b64encode(data[:size]).decode(), "x") == data[:size]
+        for wrong in ("AA==AAAA", "AAAAAA==AAAA", "AAA", "AAAAAAA", "AAAAA=", "AAAAA A="):
+            with pytest.raises(binascii.Error):
+                binascii.a2b_base64(wrong, strict_mode=True)
+            with pytest.raises(FieldError, match=f"x of {len(wrong)} characters is not base64"):
+                from_base64(wrong, "x")

@@ -8,6 +8,7 @@ import logging
 import subprocess
 import sys
 import threading
+import traceback
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,6 +20,7 @@ from env_worker.model.errors import (
 )
 from env_worker.model.http import Connections, close_clients, connections
 from env_worker.model.paths import request_url
+from env_worker.model.retry import TryFailedError
 from tests.helpers.scripted_http import BODY, Hangs, ScriptedHttp, failure, post, raw, says
 
 if TYPE_CHECKING:
@@ -146,6 +148,51 @@ async def test_neither_keys_nor_long_prompts_are_in_errors_or_logs(
     assert len(str(failed.error)) < 600
     for text in (KEY, "tenant-secret", "PROMPT", "héllo"):
         assert text not in caplog.text
+
+
+@pytest.mark.parametrize("length", range(440, 530, 3))
+async def test_a_key_that_is_cut_with_the_engines_words_is_hidden_too(
+    engines: Connections, monkeypatch: pytest.MonkeyPatch, length: int
+) -> None:
+    monkeypatch.setenv("ENGINE_KEY", KEY)
+    for content in ({"error": {"message": f"{'x' * length} {KEY}"}}, {"x" * length: KEY}):
+        failed = await failure(engines, says(content, status=401), key_variable="ENGINE_KEY")
+        assert "sk-" not in str(failed.error)
+
+
+async def test_a_key_with_a_newline_at_its_end_is_sent_without_it(
+    engines: Connections, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENGINE_KEY", f"{KEY}\r\n")
+    async with ScriptedHttp(says({})) as server:
+        await post(engines, server, key_variable="ENGINE_KEY")
+    assert server.requests[0].headers["Authorization"] == f"Bearer {KEY}"
+
+
+@pytest.mark.parametrize("key", [f"{KEY}\nx", f"{KEY}\u2019"])
+async def test_a_key_that_no_header_carries_fails_without_a_word_of_it(
+    engines: Connections, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    monkeypatch.setenv("ENGINE_KEY", key)
+    async with ScriptedHttp() as server:
+        with pytest.raises(EngineError, match="ENGINE_KEY of this worker holds characters") as raised:
+            await post(engines, server, key_variable="ENGINE_KEY")
+    assert not server.requests
+    assert "sk-" not in "".join(traceback.format_exception(raised.value))
+
+
+@pytest.mark.parametrize(
+    "headers", [{"x-user": "Zoë-Zoë-Zoë"}, {"content-length": "3"}, {"content-length": "99999"}]
+)
+async def test_what_cannot_be_sent_is_the_models_failure(
+    engines: Connections, headers: dict[str, str]
+) -> None:
+    """Whatever the HTTP package calls it, and whether it is a ValueError or not."""
+    async with ScriptedHttp(always=says({})) as server:
+        with pytest.raises(TryFailedError) as raised:
+            await post(engines, server, headers=headers)
+    assert (type(raised.value.error), raised.value.error.retryable) == (EngineError, False)
+    assert "cannot be sent by the HTTP package" in str(raised.value)
 
 
 # Cancelling, many at once, large ones.
