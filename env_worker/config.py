@@ -55,8 +55,8 @@ class WorkerSettings(ModelSettings):
 
     environments: tuple[str, ...] = setting(
         "--env", (), "name",
-        "environment to serve: synthetic, reasoning-gym, an entry point, or [name=]module:attribute; may "
-        "be repeated "
+        "environment to serve: synthetic, reasoning-gym[:dataset or file], verifiers:file, an entry point, "
+        "or [name=]module:attribute; may be repeated "
         "(in the variable: separated by commas)",
     )  # fmt: skip
     hook: str | None = setting(

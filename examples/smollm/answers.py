@@ -16,14 +16,16 @@ from examples.smollm.asked import (
     wanted_of,
 )
 from examples.smollm.generation import text_of
+from examples.smollm.sampling import Candidate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from examples.smollm.generation import Generated, Wanted
     from examples.smollm.model import Model
-    from examples.smollm.sampling import Candidate
 
+FILTERED = -9999.0
+"""vLLM's log-probability of a token that was not left by the filters."""
 _MODES = ("tokens", "text", "derender")
 
 
@@ -179,21 +181,35 @@ class Answers:
             return {"token": name, "logprob": candidate.logprob, "bytes": None if as_ids else list(text)}
 
         content = [
-            {**entry(draw.head[0]), "top_logprobs": [entry(candidate) for candidate in draw.head[:heads]]}
+            {
+                **entry(draw.head[0]),
+                "top_logprobs": [entry(told) for told in _filled(draw.head, heads)[:heads]],
+            }
             for draw in generated.draws
         ]
         return {"content": content}
 
 
+def _filled(head: tuple[Candidate, ...], heads: int) -> list[Candidate]:
+    """The head, filled up to `heads` as vLLM does where filters have left fewer: with any other tokens, of
+    which it says -9999."""
+    others = (token for token in range(heads + len(head)) if token not in {told.token for told in head})
+    missing = range(len(head), heads)
+    return [
+        *head,
+        *(Candidate(token, FILTERED, rank + 1) for rank, token in zip(missing, others, strict=False)),
+    ]
+
+
 def _logprobs(generated: Generated) -> dict[str, Any] | None:
     """vLLM's shape of 0.32 on: integer ids and ranks, the sampled token first, beside `heads` others."""
-    if generated.wanted.sampling.heads is None:
+    if (heads := generated.wanted.sampling.heads) is None:
         return None
     content = []
     for draw in generated.draws:
         entries = [
             {"token_id": candidate.token, "logprob": candidate.logprob, "rank": candidate.rank}
-            for candidate in draw.head
+            for candidate in _filled(draw.head, heads)
         ]
         content.append({**entries[0], "top_logprobs": entries})
     return {"content": content}
