@@ -35,15 +35,14 @@ _SHOWN: Final = 80
 class EndpointNotAllowedError(Exception):
     """A run asks for a model that this worker must not, or cannot, ask.
 
-    `field` is that of the request, `value` what it held, cut.
+    `field` is that of the request, `value` what it held, cut, and without what may be a secret: this goes
+    into logs.
     """
 
     def __init__(self, field: str, value: str, why: str) -> None:
-        super().__init__(
-            f"{field} is {value[:_SHOWN]!r}, but {why}; leave it out, or ask the worker's operator"
-        )
         self.field = field
-        self.value = value[:_SHOWN]
+        self.value = _shown(field, value)[:_SHOWN]
+        super().__init__(f"{field} is {self.value!r}, but {why}; leave it out, or ask the worker's operator")
 
 
 class Engines:
@@ -195,11 +194,9 @@ class Engines:
         if not name:
             return
         if name not in settings.allow_key_variable and not (own and name == settings.model_key_variable):
-            # It may be a key that somebody has put in the place of a name, and this goes into logs.
-            shown = name if is_variable(name) and name.isupper() else f"{name[:3]}..."
             raise EndpointNotAllowedError(
                 "model.api_key_variable",
-                shown,
+                name,
                 "it is not on this worker's list of key variables for that endpoint (--allow-key-variable); "
                 "it is the name of a variable, and never the key",
             )
@@ -216,6 +213,14 @@ class Engines:
             retries=self._settings.model_retries,
             key_variables=self._key_variables,
         )
+
+
+def _shown(field: str, value: str) -> str:
+    if field == "model.api_key_variable" and not (is_variable(value) and value.isupper()):
+        return f"{value[:3]}..."  # maybe a key, that somebody has put in the place of a name
+    if field == "model.url" and "@" in value:
+        return f"...@{value.rpartition('@')[2]}"  # before it stand a user and a password
+    return value
 
 
 async def close_connections() -> None:

@@ -102,6 +102,15 @@ def test_a_key_in_the_place_of_its_variables_name_is_not_repeated(key: str) -> N
     with pytest.raises(EndpointNotAllowedError, match="never the key") as refused:
         own().model_for(key_variable=key)
     assert key[3:] not in str(refused.value) + refused.value.value
+    with pytest.raises(EndpointNotAllowedError, match="no endpoint is asked") as refused:
+        engines().model_for(key_variable=key)
+    assert key[3:] not in str(refused.value) + refused.value.value
+
+
+def test_a_password_in_a_url_is_not_repeated() -> None:
+    with pytest.raises(EndpointNotAllowedError, match="other:1/v1") as refused:
+        own().model_for(url="http://user:pass-word@other:1/v1")
+    assert "pass-word" not in str(refused.value) + refused.value.value
 
 
 def test_what_is_known_at_the_start_to_go_wrong_is_said_then(
