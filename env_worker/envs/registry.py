@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import inspect
 import logging
 import re
+import threading
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.metadata import entry_points
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+LET_GO_GRACE_SECONDS: Final = 2.0
+"""Beyond what an environment was given to let go in."""
 ENTRY_POINT_GROUP: Final = "envtrio.environments"
 
 _DEFINE_RUN: Final = "define: async def run(self, context) -> None"
@@ -103,16 +107,21 @@ class EnvironmentRegistry:
     async def close(self, seconds: float) -> None:
         """Let go of what the environments hold, waiting at most so long for runs that have been cancelled.
         While their loop still runs: it calls the `let_go(seconds)` of those that have one, each in a thread
-        of its own, as it may wait for that loop."""
+        of its own, as it may wait for that loop. One that takes longer does not hold up the worker's end."""
         closing = [
-            asyncio.to_thread(let_go, seconds)
+            _called_aside(let_go, seconds)
             for environment in self._environments.values()
             if callable(let_go := getattr(environment, "let_go", None))
             and not inspect.iscoroutinefunction(let_go)
         ]
-        for outcome in await asyncio.gather(*closing, return_exceptions=True):
-            if isinstance(outcome, Exception):
-                logger.error("an environment could not let go of what it holds", exc_info=outcome)
+        if not closing:
+            return
+        ended, late = await asyncio.wait(closing, timeout=seconds + LET_GO_GRACE_SECONDS)
+        for outcome in ended:
+            if (error := outcome.exception()) is not None:
+                logger.error("an environment could not let go of what it holds", exc_info=error)
+        if late:
+            logger.error("%d environments have not let go of what they hold in %g s", len(late), seconds)
 
     def _served(self, spec: str, environment: Environment) -> Environment:
         return environment
@@ -134,6 +143,30 @@ class EnvironmentRegistry:
 
     def __len__(self) -> int:
         return len(self._environments)
+
+
+def _called_aside(let_go: Callable[[float], object], seconds: float) -> asyncio.Future[None]:
+    """Call it in a thread that the process does not wait for."""
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[None] = loop.create_future()
+
+    def tell(error: BaseException | None) -> None:
+        if error is None:
+            outcome.set_result(None)
+        else:
+            outcome.set_exception(RuntimeError(repr(error)) if isinstance(error, StopIteration) else error)
+
+    def call() -> None:
+        failure: BaseException | None = None
+        try:
+            let_go(seconds)
+        except BaseException as error:
+            failure = error
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(tell, failure)
+
+    threading.Thread(target=call, name="let-go", daemon=True).start()
+    return outcome
 
 
 def _load(spec: str) -> tuple[str, Environment]:

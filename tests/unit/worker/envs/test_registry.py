@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from importlib.metadata import EntryPoint
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -147,3 +148,48 @@ def test_an_unknown_name_lists_the_known_ones_and_imports_nothing() -> None:
     assert isinstance(caught.value, KeyError)
     with pytest.raises(EnvironmentNotFoundError):
         served.get(f"{MODULE}:Plain")
+
+
+class Holder:
+    name = "holder"
+
+    def __init__(self) -> None:
+        self.given: list[float] = []
+        self.wait = threading.Event()
+        self.wait.set()
+        self.failure: BaseException | None = None
+
+    async def run(self, context: object) -> None: ...
+
+    def let_go(self, seconds: float) -> None:
+        self.given.append(seconds)
+        self.wait.wait()
+        if self.failure is not None:
+            raise self.failure
+
+
+HOLDER = Holder()
+
+
+@pytest.mark.parametrize("failure", [None, ValueError("mine"), SystemExit(3)])
+async def test_an_environment_lets_go_and_may_fail(
+    failure: BaseException | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    HOLDER.failure = failure
+    HOLDER.given.clear()
+    await EnvironmentRegistry((f"{__name__}:HOLDER",)).close(3.0)
+    assert HOLDER.given == [3.0]
+    assert ("could not let go" in caplog.text) is (failure is not None)
+
+
+async def test_one_that_never_lets_go_does_not_hold_up_the_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("env_worker.envs.registry.LET_GO_GRACE_SECONDS", 0.05)
+    HOLDER.failure = None
+    HOLDER.wait.clear()
+    try:
+        await EnvironmentRegistry((f"{__name__}:HOLDER",)).close(0.0)
+        assert "1 environments have not let go" in caplog.text
+    finally:
+        HOLDER.wait.set()
