@@ -54,7 +54,9 @@ class Environment(Protocol):
     - `name: str`: the name it is served under, where the command line gives none;
     - `description: str`: one line for people;
     - `validate(task) -> None`: a quick, synchronous check, called before `run`, on the same loop. It raises
-      `InvalidTaskError` naming the key, the value and the limit.
+      `InvalidTaskError` naming the key, the value and the limit;
+    - `let_go(seconds) -> None`: called once in a thread when the worker ends, and waited for so long; not
+      where each run has a process of its own.
     """
 
     async def run(self, context: Context) -> None: ...
