@@ -120,7 +120,7 @@ class ScriptedConfirms:
                 self._changed()
                 answers = [answer for run in self.frames[-1] if (answer := self._answer(run)) is not None]
                 if answers:
-                    await context.write(self._answered(answers))
+                    await runs.write(self._answered(answers))
 
     def _answered(self, answers: list[env_service_pb2.ConfirmAnswer]) -> env_service_pb2.SessionResponse:
         first, *more = (

@@ -70,12 +70,24 @@ class ScriptedRuns:
         self._play = play
         self._context = context
         self._writing = asyncio.Lock()
+        self._writes: set[asyncio.Task[None]] = set()
         self._runs: dict[int, tuple[RunContext, asyncio.Task[None]]] = {}
 
     async def send(self, **frame: Any) -> None:
         """Send one frame, one at a time."""
+        await self.write(pb.SessionResponse(**frame))
+
+    async def write(self, message: pb.SessionResponse) -> None:
+        """Send this message, one at a time. Of a run that is left in the midst of it the end is written after
+        it."""
+        writing = asyncio.create_task(self._write(message))
+        self._writes.add(writing)
+        writing.add_done_callback(self._writes.discard)
+        await asyncio.shield(writing)
+
+    async def _write(self, message: pb.SessionResponse) -> None:
         async with self._writing:
-            await self._context.write(pb.SessionResponse(**frame))
+            await self._context.write(message)
 
     def take(self, frame: pb.SessionRequest) -> bool:
         """Whether the frame was of a run. Nonsense fails the stream."""
@@ -103,10 +115,10 @@ class ScriptedRuns:
 
     async def close(self) -> None:
         """The stream is over."""
-        tasks = [task for _, task in self._runs.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        for tasks in ([task for _, task in self._runs.values()], list(self._writes)):
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _carry(self, opening: pb.OpenRun, context: RunContext) -> None:
         number = opening.run_number

@@ -15,12 +15,12 @@ from env_worker.arrays import segment, serving
 from env_worker.arrays.limits import ArrayLimits, Home
 from env_worker.arrays.serving import ArrayServing
 from env_worker.arrays.store import ArrayStore
-from tests.helpers.array_service import LARGE, SECONDS, ArrayCalls, array_service, read_on
+from tests.helpers.array_service import LARGE, NARROW, SECONDS, ArrayCalls, array_service, read_on
 from tests.helpers.array_worker import references
 from tests.helpers.clock import FakeClock
 from tests.helpers.failure import failure_of
 from tests.helpers.kept_arrays import assert_equal
-from tests.helpers.stub_client import OPTIONS, new_id
+from tests.helpers.stub_client import new_id
 from tests.helpers.worker_process import worker_process
 
 if TYPE_CHECKING:
@@ -233,7 +233,7 @@ async def one_kept(subject: WorkerProcess) -> Reference:
 
 
 def calls_of(subject: WorkerProcess) -> tuple[grpc.aio.Channel, ArrayCalls]:
-    channel = grpc.aio.insecure_channel(subject.server.address, options=OPTIONS)
+    channel = grpc.aio.insecure_channel(subject.server.address, options=NARROW)
     return channel, ArrayCalls(channel)
 
 

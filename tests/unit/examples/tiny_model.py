@@ -59,5 +59,6 @@ class TinyModel:
         place = len(self._known) - self._prompt
         said = [*self.answer.encode(), END]
         logits = np.random.default_rng(place).normal(0, 1, VOCABULARY).astype(np.float32)
-        logits[0 if self.endless else said[place]] = 9
+        # A sampler may have drawn another token than the end's, and asks once more.
+        logits[0 if self.endless else said[min(place, len(said) - 1)]] = 9
         return logits
