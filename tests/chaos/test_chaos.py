@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SEED = 1
-SECONDS = 10.0
+SECONDS = 5.0
 
 
 def test_the_plan_is_a_function_of_the_seed() -> None:

@@ -98,7 +98,7 @@ async def test_32_runs_at_once_have_32_outcomes(client: StubClient, subject: Sub
         lambda: client.run({"turns": -1}),
         lambda: client.run({"turns": 1}, group_id="raise-in-keep"),
         lambda: client.run({"script": [["raise", "early"]]}, environment="scripted"),
-        lambda: client.run({"turns": 5, "turn_seconds": 600.0}, timeout=3.0),
+        lambda: client.run({"turns": 5, "turn_seconds": 600.0}, timeout=1.0),
         cancelled,
         taken_back,
     ]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from tests.helpers.stub_client import Outcome
 
-OTHERS, RUNS_OF_EACH = 63, 3
+OTHERS, RUNS_OF_EACH = 63, 2
 NODES, NODE_BYTES = 128, MIB
 SMALL = {"turns": 4, "tokens_per_turn": 32}
 LARGE = {"script": [["trace"], *[["say", NODE_BYTES]] * NODES]}

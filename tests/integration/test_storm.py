@@ -50,13 +50,13 @@ class Caller:
 
 
 CALLERS = (
-    Caller("async", 550),
-    Caller("async", 550),
-    Caller("sync", 250),
-    Caller("stub", 200),
-    Caller("stub-lane", 200),
-    Caller("bare", 150),
-    Caller("bare-lane", 150),
+    Caller("async", 400),
+    Caller("async", 400),
+    Caller("sync", 200),
+    Caller("stub", 150),
+    Caller("stub-lane", 150),
+    Caller("bare", 100),
+    Caller("bare-lane", 100),
     Caller("async", 1000, killed_after=60),
     Caller("async", 1000, killed_after=120),
     Caller("stub", 1000, killed_after=60),
