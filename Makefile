@@ -52,7 +52,7 @@ test: $(VENV)/.installed-dev ## Run all tests
 
 # In environments of their own, since each version of a package like this pins much else.
 VERIFIERS ?= 0.4.0 0.4.1.dev86
-test-extras: | $(VENV)/bin/python ## Run the tests that need a large extra: verifiers, in each of its versions. About 5 minutes
+test-extras: | $(VENV)/bin/python ## Run the tests that need a large extra: verifiers, in each of its versions. About 7 minutes
 	@for version in $(VERIFIERS); do \
 		home=.bench/extras-$$version; \
 		echo "verifiers $$version: installing into $$home"; \

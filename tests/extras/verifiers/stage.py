@@ -19,9 +19,11 @@ from tests.helpers.pools import QUICK_STOP, ROOT, serving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
+    from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
     from tests.extras.verifiers.engine import FakeEngine
+    from tests.helpers.pool_watch import PoolWatcher
     from tests.helpers.pools import ServerProcess
 
 SECONDS: Final = 150.0
@@ -78,6 +80,11 @@ class Stage:
     worker: ServerProcess
     broker: ServerProcess | None
     client: EnvClient
+
+    def watching(self) -> AbstractAsyncContextManager[PoolWatcher]:
+        """Watches the broker's pool."""
+        assert self.broker is not None
+        return watcher(self.broker.address)
 
 
 @asynccontextmanager
