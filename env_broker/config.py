@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 VARIABLE_PREFIX: Final = "ENV_BROKER_"
+_HOST_PORT: Final = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Za-z:.%_-]+\]):([0-9]{1,5})")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 _LISTS: Final = ("environments",)
 ISOLATIONS: Final = ("none", "process")
@@ -142,8 +144,8 @@ class BrokerSettings:
                 f"--lease-seconds is {self.lease_seconds:g}, expected at least twice --heartbeat-seconds, "
                 f"{self.heartbeat_seconds:g}; one late heartbeat must not lose a worker"
             )
-        host, colon, port = self.listen.rpartition(":")
-        if not (host and colon and port.isascii() and port.isdigit() and int(port) <= 65_535):
+        match = _HOST_PORT.fullmatch(self.listen)
+        if match is None or int(match[1]) > 65_535:
             raise SettingsError(
                 f"--listen is {self.listen!r}, expected HOST:PORT with a port from 0 to 65535, "
                 "e.g. 127.0.0.1:7400"

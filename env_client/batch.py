@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
@@ -37,12 +38,14 @@ def read_tasks(path: str) -> list[Mapping[str, Any]]:
     """
     tasks: list[Mapping[str, Any]] = []
     try:
-        with open(path, encoding="utf-8") as lines:
+        with open(path, encoding="utf-8-sig") as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     tasks.append(_task(path, number, line))
     except (OSError, UnicodeDecodeError) as error:
-        raise TasksError(f"{path}: {error}; --tasks names a file of JSON lines in UTF-8") from error
+        raise TasksError(
+            f"--tasks {shlex.quote(path)}: {error}; name a file of JSON lines in UTF-8"
+        ) from error
     if not tasks:
         raise TasksError(f"{path}: has no task; put one JSON object on each line")
     return tasks
@@ -56,7 +59,7 @@ class Batch:
         tasks: at least one.
         tally: counts; its `total` is the number of runs.
         out: gets one JSON line for each outcome, as they come; None: nobody does.
-        env: the environment that was asked for, if one was: the kind of a run that has no episode to say.
+        env: the environment that was asked for, if one was: that of a run that has no episode to say.
         wait_seconds: how long runs wait, before they are sent, for a server that takes none. Those that it
             does not take within that time are not sent, and their outcome is the UnavailableError. Also how
             long a run that a bound refused (a full queue, the budget for training arrays) is sent again, each
@@ -76,7 +79,7 @@ class Batch:
         self._tasks = tasks
         self._tally = tally
         self._out = out
-        self._env = env or "(unknown)"
+        self._env = env
         self._wait_seconds = wait_seconds
         self._writing = threading.Lock()
         self._has_told = False
@@ -115,13 +118,13 @@ class Batch:
             await asyncio.sleep(pause)
             request_id, outcome = await self._attempt(task, readiness)
         # Before it is written: an outcome that was delivered counts, whatever the disk says.
-        kind = _kind(task, outcome, self._env)
+        kind = _kind(task, outcome, self._env or "(unknown)")
         if isinstance(outcome, Exception):
             self._tally.add_exception(kind, outcome)
         else:
             self._tally.add_episode(kind, outcome)
         if self._out is not None:
-            await asyncio.to_thread(self._write, index, request_id, outcome)
+            await asyncio.to_thread(self._write, index, request_id, task, outcome)
 
     async def _attempt(
         self, task: Mapping[str, Any], readiness: Readiness
@@ -149,11 +152,14 @@ class Batch:
                 f"sent again, for up to {self._wait_seconds:g} s each"
             )
 
-    def _write(self, index: int, request_id: str, outcome: Episode | Exception) -> None:
+    def _write(
+        self, index: int, request_id: str, task: Mapping[str, Any], outcome: Episode | Exception
+    ) -> None:
+        environment = self._env if isinstance(outcome, Exception) else outcome.head.environment
         try:
-            line = outcome_line(index, request_id, outcome)
+            line = outcome_line(index, request_id, environment, task, outcome)
         except Exception as error:  # whatever an episode holds, it is no reason to lose the others
-            line = outcome_line(index, request_id, error)
+            line = outcome_line(index, request_id, environment, task, error)
         assert self._out is not None
         with self._writing:
             self._out.write(line + "\n")
@@ -175,10 +181,15 @@ def _kind(task: Mapping[str, Any], outcome: Episode | Exception, env: str) -> st
 
 
 def _task(path: str, number: int, line: str) -> Mapping[str, Any]:
+    next_step = "put one whole JSON object on each line"
     try:
-        task = json.loads(line)
+        task = json.loads(line.rstrip())
+    except json.JSONDecodeError as error:
+        # Its own text counts lines too, from this one on.
+        place = f"line {number}, column {error.colno}"
+        raise TasksError(f"{path}, {place}: {error.msg}; {next_step}") from error
     except (ValueError, RecursionError) as error:
-        raise TasksError(f"{path}, line {number}: {error}; each line is one JSON object") from error
+        raise TasksError(f"{path}, line {number}: {error}; {next_step}") from error
     if not isinstance(task, dict):
-        raise TasksError(f"{path}, line {number}: found a JSON {type(task).__name__}, expected an object")
+        raise TasksError(f"{path}, line {number}: found a JSON {type(task).__name__}; {next_step}")
     return task

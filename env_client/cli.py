@@ -19,7 +19,7 @@ from env_client.batch import Batch, TasksError, read_tasks
 from env_client.channels import open_sync_channel
 from env_client.client import EnvClient
 from env_client.config import KNOWN_VARIABLES, VARIABLE_PREFIX, ClientSettings, SettingsError, make_parser
-from env_client.errors import EnvError, InvalidRequestError
+from env_client.errors import EnvError, InvalidRequestError, UnavailableError
 from env_client.outcomes import CANCEL_OUTCOMES, TOO_LATE
 from env_client.pool import why_not_ready_sync
 from env_client.progress import open_display
@@ -74,7 +74,12 @@ def _main(arguments: Sequence[str] | None) -> int:
         print(f"env-client: {error}", file=sys.stderr)
         return _USAGE
     except EnvError as error:
-        print(f"env-client: {error}", file=sys.stderr)
+        # Without a reason it is gRPC that says so, which knows of no flags.
+        lost = isinstance(error, UnavailableError) and not error.reason
+        next_step = (
+            f"; see that a broker or worker is up at {namespace.broker}, or correct --broker" if lost else ""
+        )
+        print(f"env-client: {error}{next_step}", file=sys.stderr)
         return _FAILED
     except ExceptionGroup as group:
         print(f"env-client: {_first(group)}; the outcomes from there on are not written", file=sys.stderr)
@@ -154,6 +159,10 @@ def _tasks(settings: ClientSettings) -> int:
 
 def _run(settings: ClientSettings) -> int:
     tasks = read_tasks(settings.tasks) if settings.tasks is not None else [{}]
+    if settings.tasks is not None and settings.out is not None and _same_file(settings.tasks, settings.out):
+        raise SettingsError(
+            f"--out {shlex.quote(settings.out)} is the file of --tasks; name another, or it would be lost"
+        )
     tally = Tally(settings.count or len(tasks))
     # Of runs that nobody owns, arrays whose references are lost could be freed by nobody.
     owner = settings.owner or f"env-client-{secrets.token_hex(4)}"
@@ -175,8 +184,8 @@ def _run(settings: ClientSettings) -> int:
                 episodes = f"{tally.referring} episode{'' if tally.referring == 1 else 's'}"
                 print(
                     f"the training arrays of {episodes} stay in their workers until they are released, by "
-                    f"reference or with: env-client release --broker {settings.broker} --owner "
-                    f"{shlex.quote(owner)}",
+                    f"reference or with: env-client release --broker {shlex.quote(settings.broker or '')} "
+                    f"--owner {shlex.quote(owner)}",
                     file=report,
                 )
     return _FAILED if tally.exceptions else _OK
@@ -211,6 +220,13 @@ def _first(error: Exception) -> Exception:
     return error
 
 
+def _same_file(one: str, other: str) -> bool:
+    try:
+        return os.path.samefile(one, other)
+    except OSError:
+        return False
+
+
 @contextmanager
 def _opened(path: str | None) -> Iterator[TextIO | None]:
     if path is None or path == "-":
@@ -220,5 +236,10 @@ def _opened(path: str | None) -> Iterator[TextIO | None]:
         try:
             file = stack.enter_context(open(path, "w", encoding="utf-8"))
         except OSError as error:
-            raise SettingsError(f"--out {path}: {error}; name a file that can be written") from error
+            folder = os.path.dirname(path)
+            missing = bool(folder) and not os.path.isdir(folder)
+            next_step = f"make the folder {folder}, or name" if missing else "name"
+            raise SettingsError(
+                f"--out {shlex.quote(path)}: {error}; {next_step} a file that can be written"
+            ) from error
         yield file

@@ -6,7 +6,6 @@ import asyncio
 import functools
 from typing import TYPE_CHECKING, Any
 
-import grpc
 from envtrio.v1.env_service_pb2 import (
     CancelOutcome,
     CancelRequest,
@@ -16,15 +15,15 @@ from envtrio.v1.env_service_pb2 import (
     RunRequest,
 )
 from envtrio.v1.env_service_pb2_grpc import EnvServiceStub
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from env_client.channels import SERVING_NAMES, open_aio_channel, open_sync_channel
+from env_client import serving
+from env_client.address import checked_target
+from env_client.channels import open_aio_channel, open_sync_channel
 from env_client.courier import CancelCourier
 from env_client.errors import UnavailableError
 from env_client.home import Home
 from env_client.intake import Intake
 from env_client.lane import Lane
-from env_client.pool import not_ready, why_not_ready
 from env_client.request import (
     PROTOCOL_GENERATION,
     Endpoint,
@@ -38,13 +37,14 @@ from env_client.request import (
 )
 from env_client.session import Session, part
 from env_client.side_thread import SideThread
-from env_client.statuses import env_error, translated
+from env_client.statuses import translated
 from env_client.stream import EpisodeStream
 
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    import grpc
     from envtrio.v1.episode_pb2 import Episode
 
     from env_client.lane_run import RunCall
@@ -58,7 +58,7 @@ class EnvClient:
     of its own in that loop. The arguments are what each run gets that does not say otherwise.
 
     Args:
-        target: "HOST:PORT".
+        target: "HOST:PORT", or an address of gRPC's own, as "dns:///HOST:PORT" or "unix:PATH".
         env: the environment; None: the only one that the server has.
         model: the model to ask; None: the server's default.
         endpoint: where to ask it: a URL or an `Endpoint`; None: the server's default.
@@ -69,6 +69,10 @@ class EnvClient:
         credentials: of a TLS channel; None: in the clear.
         courier: carries the cancels, and is closed with the client; None: a new one.
         session: confirms deliveries, and is closed with the client; None: a new one.
+
+    Raises:
+        ValueError: `target` is no address.
+        InvalidRequestError: `timeout` is malformed.
     """
 
     def __init__(
@@ -85,7 +89,7 @@ class EnvClient:
         courier: CancelCourier | None = None,
         session: Session | None = None,
     ) -> None:
-        self.target = target
+        self.target = checked_target(target)
         self._defaults = RunDefaults(env, model, endpoint, sampling, owner, checked_timeout(timeout))
         self._credentials = credentials
         # Two channels, but with the same options, so that gRPC carries both on one connection.
@@ -196,9 +200,7 @@ class EnvClient:
         Raises:
             UnavailableError: it cannot be reached.
         """
-        stub: Any = health_pb2_grpc.HealthStub(self._open_channel())
-        answer = await translated(stub.Check(health_pb2.HealthCheckRequest(), timeout=timeout))
-        return SERVING_NAMES[answer.status]
+        return await serving.health(self._open_channel(), timeout)
 
     async def wait_until_ready(self, timeout: float | None = 60.0) -> None:
         """Wait until the server is SERVING; it need not be there yet.
@@ -206,28 +208,7 @@ class EnvClient:
         Raises:
             UnavailableError: it was not within `timeout` seconds.
         """
-        stub: Any = health_pb2_grpc.HealthStub(self._open_channel())
-        last = "not reached"
-        try:
-            async with asyncio.timeout(timeout):
-                while True:
-                    call = stub.Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True)
-                    try:
-                        async for answer in call:
-                            last = SERVING_NAMES[answer.status]
-                            if answer.status == health_pb2.HealthCheckResponse.SERVING:
-                                return
-                    except grpc.RpcError as error:
-                        said = env_error(error)
-                        if not isinstance(said, UnavailableError):
-                            raise said from error
-                        last = str(said)
-                    finally:
-                        call.cancel()
-                    await asyncio.sleep(0.1)
-        except TimeoutError as error:
-            why = await why_not_ready(self._open_channel()) if last == "NOT_SERVING" else ""
-            raise not_ready(self.target, timeout, last, why) from error
+        await serving.wait_until_serving(self._open_channel, self.target, timeout)
 
     async def cancel(self, request_id: str, *, timeout: float = 10.0) -> str:
         """Take a run back: end it if it is live, discard its episode if its reply has left.

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import configargparse
 
+from env_client.address import checked_target
+from env_client.errors import InvalidRequestError
 from env_client.outcomes import CANCEL_OUTCOMES
-from env_client.request import Endpoint
+from env_client.request import Endpoint, checked_sampling
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -77,8 +79,8 @@ class ClientSettings:
         "--out",
         None,
         "file",
-        "where to write a JSON line for each outcome, or each task; - is standard output, which "
-        "`env-client tasks` writes to also without it",
+        "where to write a JSON line for each outcome (the README says what is in it), or each task; - is "
+        "standard output, which `env-client tasks` writes to also without it",
         ("run", "tasks"),
     )
     timeout: float | None = _setting("--timeout", None, "s", "how long one run may take; absent: no limit")
@@ -166,7 +168,7 @@ class ClientSettings:
         self._check_range("wait_seconds", 0, 86_400)
         self._check_range("interval_seconds", 0.1, 3_600)
         self._check_range("seed", 0, 2**32 - 1)
-        self.sampling_params()
+        self._check_sampling()
         self.dataset_params()
         for flag, value in (("--dialect", self.dialect), ("--key-variable", self.key_variable)):
             if value and self.endpoint is None:
@@ -199,12 +201,18 @@ class ClientSettings:
     def _check_broker(self) -> None:
         if self.broker is None:
             raise SettingsError(f"--broker is not set; give HOST:PORT there or in {VARIABLE_PREFIX}BROKER")
-        _host, colon, port = self.broker.rpartition(":")
-        if not (_host and colon and port.isascii() and port.isdigit() and 1 <= int(port) <= 65_535):
-            raise SettingsError(
-                f"--broker is {self.broker!r}, expected HOST:PORT with a port from 1 to 65535, "
-                "e.g. 127.0.0.1:7460"
-            )
+        try:
+            checked_target(self.broker, "--broker")
+        except ValueError as error:
+            raise SettingsError(str(error)) from None
+
+    def _check_sampling(self) -> None:
+        sampling = self.sampling_params()
+        try:
+            if sampling is not None:
+                checked_sampling(sampling)
+        except InvalidRequestError as error:
+            raise SettingsError(f"--sampling: {error}") from error
 
     def _check_range(self, name: str, low: float, high: float) -> None:
         value = getattr(self, name)

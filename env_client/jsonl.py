@@ -1,4 +1,8 @@
-"""Outcomes of runs as JSON lines. Everything is plain JSON: no NaN, token streams as lists."""
+"""Outcomes of runs as JSON lines.
+
+Everything is plain JSON: no NaN, token streams as lists. Times are as in protobuf's own JSON, which
+`env-client top --json` has too: RFC 3339 in UTC, under names that end in `_at`.
+"""
 
 from __future__ import annotations
 
@@ -7,32 +11,46 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from envtrio.v1.episode_pb2 import Call, EpisodeError, Message, Node, Role, Trace
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from env_client import arrays
-from env_client.errors import EnvError, shown_id
+from env_client.errors import EnvError, InvalidTaskError
+from env_client.request import task_text
+from env_client.training_arrays.excerpt import excerpt
 
 if TYPE_CHECKING:
     from envtrio.v1.episode_pb2 import ContentPart, Episode
     from google.protobuf.duration_pb2 import Duration
-    from google.protobuf.timestamp_pb2 import Timestamp
+
+    from env_client.request import Task
 
 
-def outcome_line(index: int, request_id: str, outcome: Episode | Exception) -> str:
+def outcome_line(
+    index: int, request_id: str, environment: str | None, task: Task, outcome: Episode | Exception
+) -> str:
     """One line without its end: an episode, or the exception that there is instead of one.
 
     Args:
         index: which of the runs it was, from 0.
-        request_id: its id; 8 digits of it are written.
+        request_id: its id. It is written whole, so whoever has the file can take its runs back while they can
+            be.
+        environment: the one that was asked for; None: none was. An episode says itself where it is from.
+        task: what was asked for.
         outcome: what became of it.
     """
-    body = exception_json(outcome) if isinstance(outcome, Exception) else episode_json(outcome)
-    line = {"index": index, "request_id": shown_id(request_id), **body}
-    return json.dumps(line, allow_nan=False, ensure_ascii=False)
+    if isinstance(outcome, Exception):
+        body = exception_json(environment, task, outcome)
+    else:
+        body = episode_json(outcome)
+    return json.dumps({"index": index, "request_id": request_id, **body}, allow_nan=False, ensure_ascii=False)
 
 
-def exception_json(error: Exception) -> dict[str, Any]:
-    """An exception: its class, message, status code and reason (empty where it has none)."""
+def exception_json(environment: str | None, task: Task, error: Exception) -> dict[str, Any]:
+    """A run without an episode, and its exception: class, message, status code, reason (empty where it has
+    none)."""
     return {
+        "environment": environment,
+        "task": _sendable(task),
         "error": type(error).__name__,
         "message": str(error),
         "code": error.code if isinstance(error, EnvError) else "",
@@ -66,7 +84,7 @@ def _trace(trace: Trace) -> dict[str, Any]:
         "trainable": header.trainable,
         "model": header.model,
         "started_at": _time(header.started_at) if header.HasField("started_at") else None,
-        "finished_unix_nanos": trace.finished_unix_nanos if trace.HasField("finished_unix_nanos") else None,
+        "finished_at": _nanos(trace.finished_unix_nanos),
         "ok": trace.ok if trace.HasField("ok") else None,
         "stop_condition": trace.stop_condition if trace.HasField("stop_condition") else None,
         "reward": arrays.reward(trace),
@@ -105,7 +123,7 @@ def _node(node: Node) -> dict[str, Any]:
         if logprobs is None
         else [value if math.isfinite(value) else None for value in logprobs.tolist()],
         "sampled": node.sampled,
-        "created_unix_nanos": node.created_unix_nanos,
+        "created_at": _nanos(node.created_unix_nanos),
         "tools": _parsed(node.tools_json),
     }
 
@@ -163,7 +181,7 @@ def _error(error: EpisodeError) -> dict[str, Any]:
         "message": error.message,
         "phase": error.phase,
         "traceback": error.traceback,
-        "occurred_unix_nanos": error.occurred_unix_nanos,
+        "occurred_at": _nanos(error.occurred_unix_nanos),
     }
 
 
@@ -179,7 +197,25 @@ def _parsed(text: str) -> Any:
     return value
 
 
+def _sendable(task: Task) -> Any:
+    """The task if it is one, else some text of it: a run may have failed for that, and has its line too."""
+    try:
+        task_text(task)
+    except InvalidTaskError:
+        return excerpt(task)
+    return dict(task)
+
+
 def _time(moment: Timestamp) -> str:
+    return moment.ToJsonString()
+
+
+def _nanos(since_epoch: int) -> str | None:
+    """As `_time`. 0 is absent."""
+    if not since_epoch:
+        return None
+    moment = Timestamp()
+    moment.FromNanoseconds(since_epoch)
     return moment.ToJsonString()
 
 

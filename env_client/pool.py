@@ -19,6 +19,8 @@ WATCH_METHOD: Final = (
     f"/{pool_service_pb2.DESCRIPTOR.services_by_name['PoolService'].full_name}/"
     f"{pool_service_pb2.DESCRIPTOR.services_by_name['PoolService'].methods_by_name['WatchPool'].name}"
 )
+NOT_REACHED: Final = "not reached"
+"""In place of a server's health."""
 COLUMNS: Final = ("worker", "slot", "address", "state", "runs", "windows", "arrays", "since", "environments")
 
 _ASK_SECONDS: Final = 2.0
@@ -47,12 +49,13 @@ def watch(channel: Any, interval_millis: int = 0, timeout: float | None = None) 
 
 
 async def why_not_ready(channel: grpc.aio.Channel) -> str:
-    """What the pool says of workers that take no runs; empty where there is no view, as of a lone worker."""
+    """What the pool says of workers that take no runs, or why nothing answers there. Empty where there is no
+    view, as of a lone worker."""
     call = watch(channel, timeout=_ASK_SECONDS)
     try:
         view = await call.read()
-    except grpc.RpcError:
-        return ""
+    except grpc.RpcError as error:
+        return _unreachable(error)
     finally:
         call.cancel()
     return readiness(view) if isinstance(view, WatchPoolResponse) else ""
@@ -63,7 +66,9 @@ def why_not_ready_sync(channel: grpc.Channel) -> str:
     call = watch(channel, timeout=_ASK_SECONDS)
     try:
         return readiness(next(call))
-    except (grpc.RpcError, StopIteration):
+    except grpc.RpcError as error:
+        return _unreachable(error)
+    except StopIteration:
         return ""
     finally:
         call.cancel()
@@ -72,8 +77,13 @@ def why_not_ready_sync(channel: grpc.Channel) -> str:
 def not_ready(target: str, timeout: float | None, last: str, why: str) -> UnavailableError:
     """That a server was not SERVING within `timeout` seconds; `why` may be empty."""
     said = f" ({why})" if why else ""
+    next_step = (
+        "see that a broker or worker is up there, or correct the address"
+        if last == NOT_REACHED
+        else "see the server's log"
+    )
     return UnavailableError(
-        f"{target} was not SERVING within {timeout} s, at last: {last}{said}; see the server's log"
+        f"{target} was not SERVING within {timeout} s, at last: {last}{said}; {next_step}"
     )
 
 
@@ -159,6 +169,11 @@ def printable(text: str) -> str:
 
 
 _SERVING: Final = (WorkerState.WORKER_STATE_READY, WorkerState.WORKER_STATE_DRAINING)
+
+
+def _unreachable(error: grpc.RpcError) -> str:
+    details = error.details() if error.code() is grpc.StatusCode.UNAVAILABLE else None
+    return printable(details or "")[:_MAX_DETAIL_CHARACTERS]
 
 
 def _because(worker: WorkerView) -> str:

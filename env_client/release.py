@@ -100,7 +100,7 @@ def holders_of_owner(target: str, owner: str) -> list[Holder]:
                 return [Holder(f"worker at {target}", target, (request,))]
             raise env_error(error) from error
         except StopIteration:
-            raise UnavailableError(f"{target} ended before it showed its pool; try again") from None
+            raise UnavailableError(f"{target} ended before it showed its pool") from None
         finally:
             call.cancel()
     holders: dict[str, Holder] = {}

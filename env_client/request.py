@@ -74,7 +74,7 @@ def checked_request_id(request_id: str) -> str:
     if not isinstance(request_id, str) or not _REQUEST_ID.fullmatch(request_id):
         raise InvalidRequestError(
             f"request_id {shown_id(str(request_id))!r}... of {len(str(request_id))} characters: expected 32 "
-            "lower-case hexadecimal digits; use a random 128-bit id, or leave it out",
+            "lower-case hexadecimal digits; give a run's whole id, or for a new run a random one or none",
             reason="INVALID_REQUEST_ID",
             metadata={"field": "request_id"},
         )
@@ -132,7 +132,7 @@ def build_request(
     request.task_json = task_text(task)
     chosen_sampling = _first(sampling, defaults.sampling)
     if chosen_sampling is not None:
-        request.sampling.CopyFrom(_sampling_params(chosen_sampling))
+        request.sampling.CopyFrom(checked_sampling(chosen_sampling))
     chosen_model, chosen_endpoint = _first(model, defaults.model), _first(endpoint, defaults.endpoint)
     if chosen_model is not None or chosen_endpoint is not None:
         request.model.CopyFrom(_model_endpoint(chosen_model, chosen_endpoint))
@@ -174,7 +174,12 @@ def _set_text(message: RunRequest | ModelEndpoint, name: str, value: object, fie
         raise _malformed(field_name, value, "a text", error) from error
 
 
-def _sampling_params(sampling: Sampling) -> SamplingParams:
+def checked_sampling(sampling: Sampling) -> SamplingParams:
+    """The message for it.
+
+    Raises:
+        InvalidRequestError: it is malformed; metadata "field" names what is.
+    """
     if isinstance(sampling, SamplingParams):
         return sampling
     if not isinstance(sampling, Mapping):

@@ -19,12 +19,13 @@ from envtrio.v1.env_service_pb2 import (
 from envtrio.v1.env_service_pb2_grpc import EnvServiceStub
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from env_client.address import checked_target
 from env_client.channels import RUN_METHOD, SERVING_NAMES, open_sync_channel
 from env_client.courier import CancelCourier
 from env_client.errors import RunDeadlineError, UnavailableError
 from env_client.home import Home
 from env_client.intake import Intake
-from env_client.pool import not_ready, why_not_ready_sync
+from env_client.pool import NOT_REACHED, not_ready, why_not_ready_sync
 from env_client.request import (
     PROTOCOL_GENERATION,
     Endpoint,
@@ -68,12 +69,12 @@ class SyncEnvClient:
     that is waited for and tells the server.
 
     Args:
-        target: "HOST:PORT".
+        target: "HOST:PORT", or an address of gRPC's own, as "dns:///HOST:PORT" or "unix:PATH".
         channel: in place of one to `target`; the client does not close it.
         courier: carries the cancels, and is closed with the client; None: a new one.
         session: confirms deliveries, and is closed with the client; None: a new one, on `channel` if given.
 
-    The other arguments are those of `EnvClient`.
+    The other arguments, and what is raised, are those of `EnvClient`.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class SyncEnvClient:
         courier: CancelCourier | None = None,
         session: Session | None = None,
     ) -> None:
-        self.target = target
+        self.target = checked_target(target)
         self._defaults = RunDefaults(env, model, endpoint, sampling, owner, checked_timeout(timeout))
         self._owns_channel = channel is None
         self._open_channel = functools.partial(open_sync_channel, target, credentials)
@@ -185,7 +186,7 @@ class SyncEnvClient:
     def wait_until_ready(self, timeout: float | None = 60.0) -> None:
         """As `EnvClient.wait_until_ready`."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        last = "not reached"
+        last = NOT_REACHED
         left = timeout
         health = self._connected().health
         while left is None or left > 0:
@@ -203,7 +204,8 @@ class SyncEnvClient:
                 call.cancel()
             left = None if deadline is None else deadline - time.monotonic()
             time.sleep(0.1 if left is None else min(0.1, max(0.0, left)))
-        why = why_not_ready_sync(self._connected().channel) if last == "NOT_SERVING" else ""
+        asks = last in ("NOT_SERVING", NOT_REACHED)
+        why = why_not_ready_sync(self._connected().channel) if asks else ""
         raise not_ready(self.target, timeout, last, why)
 
     def cancel(self, request_id: str, *, timeout: float = 10.0) -> str:

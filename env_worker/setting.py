@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import field, fields
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
     import configargparse
 
 VARIABLE_PREFIX: Final = "ENV_WORKER_"
+_HOST_PORT: Final = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Za-z:.%_-]+\]):([0-9]{1,5})")
 
 
 class SettingsError(ValueError):
@@ -81,8 +83,8 @@ def check_range(flag: str, value: object, low: float, high: float) -> None:
 
 def check_address(flag: str, address: str, least_port: int) -> None:
     """SettingsError unless it is HOST:PORT with a port from `least_port` on."""
-    host, colon, port = address.rpartition(":")
-    if not (host and colon and port.isascii() and port.isdigit() and least_port <= int(port) <= 65_535):
+    match = _HOST_PORT.fullmatch(address)
+    if match is None or not least_port <= int(match[1]) <= 65_535:
         raise SettingsError(
             f"{flag} is {address!r}, expected HOST:PORT with a port from {least_port} to 65535, "
             "e.g. 127.0.0.1:7460"

@@ -30,6 +30,7 @@ def test_every_setting_has_its_variable() -> None:
     ("arguments", "words"),
     [
         (["--listen", "8080"], ["--listen", "'8080'", "HOST:PORT"]),
+        (["--listen", "http://127.0.0.1:0"], ["--listen", "'http://127.0.0.1:0'", "HOST:PORT"]),
         (["--listen", "127.0.0.1:70000"], ["70000", "65535"]),
         (["--listen", "0.0.0.0:0"], ["encrypted", "--insecure"]),
         (["--workers", "-1"], ["--workers", "-1", "0 to 1000"]),

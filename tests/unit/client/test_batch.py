@@ -62,12 +62,8 @@ async def test_each_run_has_one_outcome(service: ScriptedService) -> None:
     lines = sorted((json.loads(line) for line in out.getvalue().splitlines()), key=lambda line: line["index"])
     assert [line["index"] for line in lines] == [0, 1, 2, 3]
     assert [line.get("ok", line.get("reason")) for line in lines] == [True, False, "WORKER_LOST", True]
-    assert [line["request_id"] for line in lines] == [
-        run.request_id[:8]
-        for run in sorted(
-            service.runs, key=lambda run: [line["request_id"] for line in lines].index(run.request_id[:8])
-        )
-    ]
+    assert {line["request_id"] for line in lines} == {run.request_id for run in service.runs}
+    assert (lines[2]["environment"], lines[2]["task"]) == (None, tasks[2])
     assert lines[1]["reward"] is None
     assert (tally.done, tally.failed, tally.exceptions, tally.turns) == (4, 1, 1, 4)
     assert tally.received_bytes > 0
@@ -161,10 +157,10 @@ async def test_an_outcome_that_cannot_be_written_is_one_outcome_and_ends_no_batc
 ) -> None:
     write = batch.outcome_line
 
-    def unwritable(index: int, request_id: str, outcome: Any) -> str:
+    def unwritable(index: int, request_id: str, environment: str, task: Any, outcome: Any) -> str:
         if index == 1 and not isinstance(outcome, Exception):
             raise OverflowError("date value out of range")
-        return write(index, request_id, outcome)
+        return write(index, request_id, environment, task, outcome)
 
     monkeypatch.setattr(batch, "outcome_line", unwritable)
     for _ in range(4):
@@ -174,7 +170,8 @@ async def test_an_outcome_that_cannot_be_written_is_one_outcome_and_ends_no_batc
         await Batch(client, [{}], tally, out).run(2, Quiet())
     lines = sorted((json.loads(line) for line in out.getvalue().splitlines()), key=lambda line: line["index"])
     assert [line["index"] for line in lines] == [0, 1, 2, 3]
-    assert "date value out of range" in json.dumps(lines[1])
+    assert "date value out of range" in lines[1]["message"]
+    assert (lines[1]["environment"], lines[1]["task"]) == ("synthetic", {})
     assert tally.done == 4
 
 
@@ -182,15 +179,18 @@ def test_tasks_are_read(tmp_path: Path) -> None:
     path = tmp_path / "tasks.jsonl"
     path.write_text('{"a": 1}\n\n  {"b": "ü"}\n', encoding="utf-8")
     assert read_tasks(str(path)) == [{"a": 1}, {"b": "ü"}]
+    path.write_text('{"a": 1}\n', encoding="utf-8-sig")
+    assert read_tasks(str(path)) == [{"a": 1}]
 
 
 @pytest.mark.parametrize(
     ("content", "found"),
     [
-        (b'{"a": 1}\n{"a":\n', "line 2: Expecting value"),
-        (b"[1]\n", "line 1: found a JSON list, expected an object"),
+        (b'{"a": 1}\n{"a":\n', "line 2, column 6: Expecting value; put one whole JSON object on each line"),
+        (b"[1]\n", "line 1: found a JSON list; put one whole"),
         (b"\n\n", "has no task"),
         (b"\xff\xfe", "JSON lines in UTF-8"),
+        (b'{"a": 1,\n "b": 2}\n', "line 1, column 9: Expecting property name"),
         (b"[" * 100_000, "line 1: .*recursion"),
         (b'{"a": ' + b"9" * 5_000 + b"}", "line 1: .*digits"),
         (None, "No such file"),

@@ -56,7 +56,10 @@ def test_run_writes_a_line_for_each_outcome(service: ScriptedService, tmp_path: 
     assert finished.returncode == 1, finished.stderr
     lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     assert sorted(line["index"] for line in lines) == [0, 1, 2]
-    assert [line["error"] for line in lines if "error" in line] == ["HookFailedError"]
+    (failed,) = [line for line in lines if "error" in line]
+    assert (failed["error"], failed["environment"]) == ("HookFailedError", "synthetic")
+    assert (failed["index"], failed["task"]) == (1, {"script": "bad"})
+    assert {line["request_id"] for line in lines} == {run.request_id for run in service.runs}
     assert "3 of 3 runs have an outcome, 1 of them an exception" in finished.stdout
     assert "simulated model (right at a seeded rate)" in finished.stdout
     assert "3/3 episodes, " in finished.stderr
@@ -141,7 +144,9 @@ def test_health(service: ScriptedService, capsys: pytest.CaptureFixture[str]) ->
     assert main(["health", "--broker", service.address]) == 0
     assert capsys.readouterr().out.split() == ["NOT_SERVING", "SERVING"]
     assert main(["health", "--broker", "127.0.0.1:1"]) == 1
-    assert "UNAVAILABLE" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "UNAVAILABLE" in said
+    assert said.endswith("; see that a broker or worker is up at 127.0.0.1:1, or correct --broker\n")
 
 
 def test_describe(service: ScriptedService, capsys: pytest.CaptureFixture[str]) -> None:
@@ -217,6 +222,11 @@ def test_version(package: str) -> None:
         (["run", "--broker", "h:1", "--sampling", "[]"], "--sampling is a JSON list"),
         (["run", "--broker", "h:1", "--tasks", "no/such/file"], "no/such/file"),
         (["run", "--broker", "h:1", "--out", "no/such/file"], "--out no/such/file"),
+        (["run", "--broker", "h:1", "--out", "no/such/file"], "make the folder no/such, or name a file that"),
+        (["run", "--broker", "h:1", "--out", "."], "Is a directory: '.'; name a file that can be written"),
+        (["run", "--broker", "h:1", "--out", ""], "--out '': "),
+        (["run", "--broker", "h:1", "--tasks", ""], "--tasks '': "),
+        (["run", "--broker", "h:1", "--sampling", '{"top_k": "x"}'], "--sampling: sampling.top_k: found 'x'"),
         (
             ["top", "--broker", "h:1", "--interval-seconds", "0.01"],
             "--interval-seconds is 0.01",
@@ -265,6 +275,17 @@ def test_an_engine_is_named_with_its_dialect_and_key_variable() -> None:
         "http://engine/v1", dialect="vllm-chat", key_variable="A_KEY"
     )
     assert ClientSettings(broker="127.0.0.1:1").model_endpoint() is None
+
+
+def test_tasks_are_not_overwritten_by_their_outcomes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tasks.jsonl").write_text('{"turns": 1}\n')
+    arguments = ["run", "--broker", "h:1", "--tasks", "tasks.jsonl", "--out", str(tmp_path / "tasks.jsonl")]
+    assert main(arguments) == 2
+    assert "is the file of --tasks; name another, or it would be lost" in capsys.readouterr().err
+    assert (tmp_path / "tasks.jsonl").read_text() == '{"turns": 1}\n'
 
 
 @pytest.mark.parametrize("name", ["dialect", "key_variable"])

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+from datetime import UTC, datetime
+from typing import Any
 
+import pytest
 from envtrio.v1.episode_pb2 import Episode, Role
 
-from env_client import WorkerLostError
+from env_client import InvalidTaskError, WorkerLostError
 from env_client.jsonl import episode_json, outcome_line
 from tests.helpers.deltas import sampled_node, tokens
 
+FINISHED = "1970-01-01T00:00:00.000000005Z"
 RUN = "0123456789abcdef0123456789abcdef"
 
 
@@ -35,6 +39,7 @@ def full_episode() -> Episode:
     node.message.content.add(image_url="data:,")
     node.message.content.add(json='{"type": "audio"}')
     answer = sampled_node(0, 2)
+    answer.created_unix_nanos = 10**18 + 1
     answer.logprobs = b"\0\0\0\0" + b"\0\0\x80\xff"
     answer.message.Clear()
     answer.message.role = Role.ROLE_ASSISTANT
@@ -51,16 +56,16 @@ def full_episode() -> Episode:
 
 
 def test_an_episode() -> None:
-    body = json.loads(outcome_line(7, RUN, full_episode()))
-    assert (body["index"], body["request_id"]) == (7, "01234567")
+    body = json.loads(outcome_line(7, RUN, None, {}, full_episode()))
+    assert (body["index"], body["request_id"]) == (7, RUN)
     assert body["task"] == {"n": 9007199254740993}
     assert (body["ok"], body["reward"], body["duration_seconds"]) == (True, 1.0, 1.5)
     assert body["started_at"] == "2026-01-02T03:04:05Z"
-    assert body["errors"][0]["occurred_unix_nanos"] == 2**60
+    assert body["errors"][0]["occurred_at"] == "2006-07-14T23:58:24.606846976Z"
     (trace,) = body["traces"]
     assert trace["rewards"] == {"open": {"value": None, "weight": 1.0}, "r": {"value": 0.5, "weight": 2.0}}
     assert (trace["metrics"], trace["info"]) == ({"m": 3.0}, {"refs": [{"key": "k"}]})
-    assert (trace["ok"], trace["stop_condition"], trace["finished_unix_nanos"]) == (True, "max_turns", 5)
+    assert (trace["ok"], trace["stop_condition"], trace["finished_at"]) == (True, "max_turns", FINISHED)
     assert trace["tools"] == []
     assert trace["links"] == [{"source": 0, "target": 1, "kind": "return", "target_trace_id": ""}]
     prompt, answer = trace["nodes"]
@@ -98,8 +103,9 @@ def test_the_least_episode_says_null_and_not_zero() -> None:
     episode = Episode()
     episode.traces.add().nodes.add().message.content.add(text="plain")
     (trace,) = episode_json(episode)["traces"]
-    assert (trace["ok"], trace["stop_condition"], trace["finished_unix_nanos"]) == (None, None, None)
+    assert (trace["ok"], trace["stop_condition"], trace["finished_at"]) == (None, None, None)
     assert trace["nodes"][0]["message"]["content"] == "plain"
+    assert trace["nodes"][0]["created_at"] is None
 
 
 def test_constants_that_json_lacks_stay_text() -> None:
@@ -111,12 +117,40 @@ def test_constants_that_json_lacks_stay_text() -> None:
 
 def test_exceptions() -> None:
     lost = WorkerLostError("gone", reason="WORKER_LOST", request_id=RUN)
-    assert json.loads(outcome_line(0, RUN, lost)) == {
+    assert json.loads(outcome_line(0, RUN, "maths", {"n": 1}, lost)) == {
         "index": 0,
-        "request_id": "01234567",
+        "request_id": RUN,
+        "environment": "maths",
+        "task": {"n": 1},
         "error": "WorkerLostError",
         "message": "gone",
         "code": "UNAVAILABLE",
         "reason": "WORKER_LOST",
     }
-    assert json.loads(outcome_line(1, RUN, ValueError("x")))["code"] == ""
+    unasked = json.loads(outcome_line(1, RUN, None, {}, ValueError("x")))
+    assert (unasked["environment"], unasked["task"], unasked["code"]) == (None, {}, "")
+
+
+@pytest.mark.parametrize("value", [math.nan, "\ud800", object()])
+def test_a_task_that_could_not_be_sent_has_its_line_too(value: object) -> None:
+    line = outcome_line(0, RUN, None, {"value": value}, InvalidTaskError("task: no JSON"))
+    assert line.encode()
+    assert json.loads(line)["task"].startswith("{'value': ")
+
+
+def test_every_time_has_one_form() -> None:
+    times: dict[str, set[str | None]] = {}
+
+    def gather(value: Any) -> None:
+        for key, each in value.items() if isinstance(value, dict) else ():
+            assert not key.endswith("nanos")
+            if key.endswith("_at"):
+                times.setdefault(key, set()).add(each)
+        for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+            gather(each)
+
+    gather(episode_json(full_episode()))
+    assert set(times) == {"started_at", "finished_at", "created_at", "occurred_at"}
+    for moment in set.union(*times.values()) - {None}:
+        assert moment is not None
+        assert datetime.fromisoformat(moment).tzinfo == UTC

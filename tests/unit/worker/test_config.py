@@ -98,6 +98,8 @@ def test_flags_win_over_variables_and_variables_over_defaults() -> None:
         ({"listen": "8080"}, "--listen is '8080', expected HOST:PORT"),
         ({"listen": "127.0.0.1:99999"}, "65535"),
         ({"broker": "127.0.0.1:0"}, "--broker is '127.0.0.1:0'"),
+        ({"broker": "http://host:1"}, "--broker is 'http://host:1', expected HOST:PORT"),
+        ({"broker": "::1:7460"}, "--broker is '::1:7460'"),
         ({"advertise": "host"}, "--advertise"),
         ({"log_level": "loud"}, "choose one of debug, info"),
     ],
