@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 VARIABLE_PREFIX: Final = "ENV_BROKER_"
-_HOST_PORT: Final = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Za-z:.%_-]+\]):([0-9]{1,5})")
+_HOST_PORT: Final = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Za-z:.%_-]+\]):([0-9]{1,5})")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 _LISTS: Final = ("environments",)
 ISOLATIONS: Final = ("none", "process")

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import configargparse
 
 VARIABLE_PREFIX: Final = "ENV_WORKER_"
-_HOST_PORT: Final = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Za-z:.%_-]+\]):([0-9]{1,5})")
+_HOST_PORT: Final = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Za-z:.%_-]+\]):([0-9]{1,5})")
 
 
 class SettingsError(ValueError):
