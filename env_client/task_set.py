@@ -78,7 +78,8 @@ class TaskSet:
         for place, part in enumerate(self.parts):
             if part.name not in registered:
                 close = get_close_matches(part.name, registered, n=1)
-                hint = f"did you mean {close[0]!r}?" if close else "see its gallery of datasets"
+                listing = "list them with python -m env_worker.envs.reasoning_gym"
+                hint = f"did you mean {close[0]!r}?" if close else listing
                 raise SettingsError(f"--dataset: reasoning-gym has no dataset {part.name!r}; {hint}")
             try:
                 config = registered[part.name][1](seed=self._seed(place), **self._params(place))

@@ -210,7 +210,8 @@ def _built_in(spec: str, built_in: BuiltIn, argument: str | None) -> Any:
             spec, f"its package is not installed ({error})", f"run: pip install envtrio[{built_in.extra}]"
         ) from error
     except ValueError as error:
-        raise EnvironmentLoadError(spec, str(error), "correct what follows the colon") from error
+        next_step = "correct what follows the colon, or the file that it names"
+        raise EnvironmentLoadError(spec, str(error), next_step) from error
 
 
 def _entry_point(spec: str, name: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from dataclasses import fields
 from difflib import get_close_matches
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
@@ -15,6 +16,8 @@ from env_worker.envs.task_fields import shown
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+LISTING: Final = "python -m env_worker.envs.reasoning_gym"
+"""The command that lists datasets, and behind a dataset's name its params."""
 COMPOSITE: Final = "composite"
 """The package's dataset of datasets."""
 
@@ -46,6 +49,16 @@ class Catalogue:
     def __contains__(self, name: object) -> bool:
         return name in self._registered
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What a task's dataset may be called, in order."""
+        return tuple(sorted(name for name in self._registered if name != COMPOSITE))
+
+    def defaults(self, name: str) -> Mapping[str, Any]:
+        """What dataset `name` takes as params, each with the value that it has where it is left out."""
+        config = self._registered[name][1]()
+        return {field.name: getattr(config, field.name) for field in fields(config) if field.name != "seed"}
+
     def check(self, key: str, name: str) -> None:
         """Raises InvalidTaskError, naming the task's `key`, when dataset `name` cannot be had here."""
         if name == COMPOSITE:
@@ -62,9 +75,12 @@ class Catalogue:
 
     def unknown(self, name: str) -> str:
         """That there is no dataset `name`, and which may be meant."""
-        close = get_close_matches(name, self._registered, n=3)
-        hint = f"did you mean {' or '.join(map(repr, close))}?" if close else "see its gallery of datasets."
-        return f"dataset {shown(name)} is none of the {len(self._registered)} of reasoning-gym: {hint}"
+        close = get_close_matches(name, self.names, n=3)
+        hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
+        return (
+            f"dataset {shown(name)} is none of the {len(self.names)} of reasoning-gym: {hint}"
+            f"`{LISTING}` lists them"
+        )
 
     def config(self, name: str, seed: int, params: Mapping[str, Any], key: str) -> Any:
         """What the package makes of `params` for dataset `name`, checked by it.
@@ -95,7 +111,9 @@ class Catalogue:
 
 def refused(name: str, params: object, key: str, error: Exception) -> InvalidTaskError:
     """What to tell of the package's `error` about the task's `key`."""
+    listed = "" if name == COMPOSITE else f", which `{LISTING} {name}` lists"
     return InvalidTaskError(
         f"dataset {name!r} refused task key {key!r} {shown(params)} "
-        f"({type(error).__name__}: {shown(str(error))}): correct them, or leave them out for its defaults"
+        f"({type(error).__name__}: {shown(str(error))}): correct them, or leave them out for its "
+        f"defaults{listed}"
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from env_worker.domain import InvalidTaskError, Message
 from env_worker.envs.reasoning_gym.catalogue import Catalogue
-from env_worker.envs.reasoning_gym.fixed import fixed_keys
+from env_worker.envs.reasoning_gym.fixed import description, fixed_keys
 from env_worker.envs.reasoning_gym.shelf import Shelves
 from env_worker.envs.reasoning_gym.task import ReasoningGymTask, read_task
 
@@ -40,7 +40,6 @@ class ReasoningGymEnvironment:
     """
 
     name = "reasoning-gym"
-    description = "procedural reasoning tasks of the reasoning-gym package, scored by its own verifiers"
 
     def __init__(self, argument: str | None = None) -> None:
         self._catalogue: Final = Catalogue()
@@ -51,6 +50,7 @@ class ReasoningGymEnvironment:
                 self._checked({})
             except InvalidTaskError as error:
                 raise ValueError(f"{argument}: {error}") from error
+        self.description: Final = description(self._fixed)
 
     def validate(self, task: Mapping[str, Any]) -> None:
         """Raises InvalidTaskError, naming key, value and limit. Builds nothing."""

@@ -132,7 +132,8 @@ def _size(config: Any, key: str) -> int:
     size = getattr(config, "size", MAX_INDEX)
     if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_INDEX:
         raise InvalidTaskError(
-            f"'size' in task key {key!r} is {shown(size)}, but must be an integer between 1 and {MAX_INDEX}"
+            f"'size' in task key {key!r} is {shown(size)}, but must be an integer between 1 and {MAX_INDEX}: "
+            "set it to one, or leave it out"
         )
     return size
 

@@ -224,7 +224,7 @@ def test_a_data_set_is_built_once_and_few_are_kept(monkeypatch: pytest.MonkeyPat
         ({"dataset": "gcd", "index": -1}, "'index' is -1"),
         ({"dataset": "gcd", "max_tries": 0}, "'max_tries' is 0"),
         ({"dataset": "gcd", "params": []}, r"'params' is \[\]"),
-        ({"dataset": "gcd", "params": {"no_such": 1}}, "'gcd' refused .*no_such"),
+        ({"dataset": "gcd", "params": {"no_such": 1}}, "'gcd' refused .*no_such.* `python -m .* gcd` lists"),
         ({"dataset": "gcd", "params": {"min_numbers": -1}}, "'gcd' refused .*AssertionError"),
         ({"dataset": "gcd", "params": {"seed": 1}}, "give it as task key 'seed'"),
         ({"dataset": "gcd", "params": {"size": 10**9}}, "'size' in task key 'params' is 1000000000"),

@@ -10,7 +10,7 @@ from reasoning_gym.composite import CompositeConfig, CompositeDataset
 
 from env_worker.domain import InvalidTaskError
 from env_worker.envs.reasoning_gym import ReasoningGymEnvironment
-from env_worker.envs.registry import EnvironmentLoadError, EnvironmentRegistry
+from env_worker.envs.registry import EnvironmentRegistry
 from env_worker.model.simulated import SimulatedModel
 from env_worker.testing import ScriptedModel, rehearse
 
@@ -160,33 +160,3 @@ async def test_a_file_fixes_keys_of_all_tasks(tmp_path: Path) -> None:
     ):
         with pytest.raises(InvalidTaskError, match=named):
             only.validate(task)
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "named"),
-    [
-        ("a.json", "{", "a.json: JSONDecodeError"),
-        ("a.yaml", "[1", "a.yaml: ParserError"),
-        ("a.toml", "=", "a.toml: TOMLDecodeError"),
-        ("a.json", "[]", "it is a list, expected an object"),
-        ("a.json", '{"seed": 1}', "it names no 'dataset', and no 'datasets'"),
-        ("a.yaml", "dataset: gcd\nparams: {since: 2020-01-01}", "date is not JSON serializable"),
-        ("a.json", '{"dataset": "gcd", "seed": NaN}', "not JSON compliant"),
-        ("a.json", '{"dataset": "gdc"}', "a.json: task key 'dataset' is 'gdc': .*did you mean 'gcd'"),
-        ("a.json", '{"dataset": "gcd", "params": {"x": 1}}', "a.json: dataset 'gcd' refused"),
-        ("a.json", None, "a.json: FileNotFoundError"),
-    ],
-)
-def test_a_bad_file_is_refused_before_the_worker_serves(
-    tmp_path: Path, name: str, text: str | None, named: str
-) -> None:
-    path = tmp_path / name
-    if text is not None:
-        path.write_text(text)
-    with pytest.raises(EnvironmentLoadError, match=named):
-        EnvironmentRegistry([f"reasoning-gym:{path}"])
-
-
-def test_what_is_neither_a_dataset_nor_a_file() -> None:
-    with pytest.raises(EnvironmentLoadError, match=r"'mix.yam' is none of .* ends in \.json, \.toml"):
-        EnvironmentRegistry(["reasoning-gym:mix.yam"])
