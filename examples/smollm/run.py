@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from env_client import EnvClient, arrays
+from examples.smollm.needs import MISSING, pool_lacks
 from examples.smollm.trainer import Branch, Checked, branches, fetch_and_check
 
 if TYPE_CHECKING:
@@ -94,12 +95,13 @@ def running(name: str, *arguments: str, python: str = sys.executable) -> Iterato
 
 
 def address_of(name: str, process: subprocess.Popen[str]) -> str:
-    """The address that it listens on. SystemExit if it ends before that."""
+    """The address that it listens on. SystemExit if it ends before that, MISSING if it has said why."""
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("listening on "):
             return line.removeprefix("listening on ").strip()
-    raise SystemExit(f"the {name} ended with exit code {process.wait()} before it listened")
+    code = process.wait()
+    raise SystemExit(code if code == MISSING else f"the {name} ended before it listened")
 
 
 async def play(broker: str) -> list[Played]:
@@ -165,6 +167,7 @@ def _summary(played: Sequence[Played], checked: Sequence[Checked], seconds: floa
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code: that of `use`, or MISSING where a package is not installed."""
     parser = argparse.ArgumentParser(prog="python -m examples.smollm.run", description=__doc__)
     parser.add_argument(
         "--engine-python",
@@ -173,6 +176,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--threads", default="1", help="of llama.cpp")
     given = parser.parse_args(arguments)
+    if lacks := pool_lacks():
+        print(lacks, file=sys.stderr)
+        return MISSING
     engine_arguments = ("-m", "examples.smollm.engine", "--exit-with-stdin", "--threads", given.threads)
     with running("engine", *engine_arguments, python=given.engine_python) as engine:
         url = address_of("engine", engine)

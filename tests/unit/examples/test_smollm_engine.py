@@ -19,9 +19,9 @@ from env_worker.model.engine_model import EngineModel
 from env_worker.model.errors import EngineRefusedError
 from env_worker.model.http import close_clients
 from examples.smollm.asked import RefusedError
-from examples.smollm.engine import Turns, application
 from examples.smollm.generation import Wanted, generate
 from examples.smollm.sampling import Sampling
+from examples.smollm.server import Turns, application
 from tests.unit.examples.tiny_model import END, TinyModel
 
 if TYPE_CHECKING:
