@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from env_worker.domain import Call, Episode, EpisodeError, Message, SamplingParams
 from env_worker.envs.base import Context, play
-from env_worker.model.base import Turn, check_asked
+from env_worker.model.base import Turn, check_asked, show_asked
 from env_worker.model.simulated import SimulatedModel
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class ScriptedModel:
         reference: str | None = None,
     ) -> Turn:
         """See `ModelClient.chat`."""
-        check_asked(messages, sampling)
+        check_asked(messages, parent, sampling)
         if len(self.asked) == len(self._answers):
             raise AssertionError(
                 f"the environment asked for turn {len(self.asked) + 1}, but the script has "
@@ -63,9 +63,7 @@ class ScriptedModel:
             )
         answer = self._answers[len(self.asked)]
         self.asked.append(tuple(messages))
-        if tools:
-            trace.set_tools(json.dumps(list(tools)))
-        trace.set_pending(messages, parent)
+        show_asked(trace, messages, parent, tools)
         started_at = time.time()
         await asyncio.sleep(0)  # others have their turn, as with a model
         if isinstance(answer, BaseException):

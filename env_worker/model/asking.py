@@ -58,7 +58,7 @@ class Asking:
         self._restart()
 
     async def answer(self, question: Question, options: EngineOptions) -> Answer:
-        """The engine's answer. EngineError, or what the dialect raises of its own."""
+        """The engine's answer, or EngineError; TypeError or ValueError where the question is not JSON."""
         try:
             answer = await self._dialect.ask(question, options, self._post)
         except EngineError as error:

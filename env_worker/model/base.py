@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -26,8 +27,9 @@ class Turn:
     finish_reason: str
 
 
-def check_asked(messages: Sequence[Message], sampling: SamplingParams | None) -> None:
-    """TypeError if an environment asks with something else, as the dicts of other clients."""
+def check_asked(messages: Sequence[Message], parent: int | None, sampling: SamplingParams | None) -> None:
+    """TypeError if an environment asks with something else, as the dicts of other clients; ValueError if
+    there is no message to answer."""
     for message in messages:
         if not isinstance(message, Message):
             raise TypeError(
@@ -39,6 +41,18 @@ def check_asked(messages: Sequence[Message], sampling: SamplingParams | None) ->
             f"sampling is a {type(sampling).__name__}, expected SamplingParams: hand on context.sampling, or "
             "dataclasses.replace(context.sampling, temperature=0.5)"
         )
+    if parent is None and not messages:
+        raise ValueError("the model has no message to answer: pass at least one, or a parent")
+
+
+def show_asked(
+    trace: Trace, messages: Sequence[Message], parent: int | None, tools: Sequence[Mapping[str, Any]]
+) -> None:
+    """Let the trace tell what its model is being asked, and with which tools. ValueError if there is no node
+    `parent`, TypeError or ValueError if `tools` are not JSON."""
+    if tools:
+        trace.set_tools(json.dumps(list(tools), ensure_ascii=False))
+    trace.set_pending(messages, parent)
 
 
 class ModelClient(Protocol):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import random
 import secrets
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from env_worker.domain import SamplingParams
 from env_worker.domain.text import clean_text
 from env_worker.model.asking import Asking
 from env_worker.model.attribution import place, write_turn
-from env_worker.model.base import Turn, check_asked
+from env_worker.model.base import Turn, check_asked, show_asked
 from env_worker.model.dialects import DIALECTS
 from env_worker.model.dialects.base import EngineOptions, Question
 from env_worker.model.retry import Backoff
@@ -62,7 +61,8 @@ class EngineModel:
     What was asked for and is absent stands in the nodes' `holes` and in `trace.info["incomplete"]`; what is
     known of the engine in `trace.info["engine"]`. Chats on branches of one trace may be under way at once.
 
-    Raises EngineError when there is no answer, ValueError when the dialect cannot express what is asked for.
+    Raises EngineError when there is no answer, of which InexpressibleError says that the dialect cannot
+    express what is asked for.
     """
 
     engine: Engine
@@ -92,14 +92,10 @@ class EngineModel:
         reference: str | None = None,
     ) -> Turn:
         """See `ModelClient.chat`."""
-        check_asked(messages, sampling)
-        if parent is None and not messages:
-            raise ValueError("the engine has no message to answer: pass at least one, or a parent")
+        check_asked(messages, parent, sampling)
         question = self._question(trace, messages, parent, sampling or SamplingParams(), tools)
         asking = self._asking(trace)
-        if tools and (offered := json.dumps(list(tools), ensure_ascii=False)) != trace.tools_json:
-            trace.set_tools(offered)
-        trace.set_pending(messages, parent)
+        show_asked(trace, messages, parent, tools)
         pending = trace.pending
         try:
             answer = await asking.answer(question, self.options)

@@ -37,6 +37,11 @@ class EngineAbortedError(EngineError):
     abort it, or failed in its midst."""
 
 
+class InexpressibleError(EngineError):
+    """The dialect cannot express what is asked for, as a sampling parameter that its API has not got; no
+    answer was asked for. The message names it and the next step, and has none of the engine's words."""
+
+
 class MalformedAnswerError(EngineError):
     """The engine's response is not what its API promises, so there is no message in it."""
 
@@ -44,7 +49,7 @@ class MalformedAnswerError(EngineError):
 def loggable(failure: EpisodeError, raised: BaseException, words: str) -> str:
     """`words` on a failure, for a log; of an engine's only what it was, since its words may be those of a
     prompt. `raised` is what `failure` records."""
-    if failure.phase != EngineError.phase:
+    if failure.phase != EngineError.phase or isinstance(raised, InexpressibleError):
         return words
     status = getattr(raised, "status", None)
     return f"{failure.type}, status={status}; the engine's words are not logged"

@@ -14,7 +14,7 @@ import numpy as np
 
 from env_worker.domain import Call, EpisodeError, Message, SamplingParams
 from env_worker.model import simulate_arrays
-from env_worker.model.base import Turn, check_asked
+from env_worker.model.base import Turn, check_asked, show_asked
 from env_worker.model.simulate_text import words, wrong_answer
 
 if TYPE_CHECKING:
@@ -97,9 +97,7 @@ class SimulatedModel:
         reference: str | None = None,
     ) -> Turn:
         """See `ModelClient.chat`."""
-        check_asked(messages, sampling)
-        if parent is None and not messages:
-            raise ValueError("the simulated model has no message to answer: pass at least one, or a parent")
+        check_asked(messages, parent, sampling)
         sampling = sampling or SamplingParams()
         path = () if parent is None else trace.path(parent)
         history = [trace.nodes[index].message for index in path]
@@ -108,9 +106,7 @@ class SimulatedModel:
         answer, finish_reason = _truncated(
             self._answer(rng, [*history, *messages], reference), sampling.max_tokens
         )
-        if tools and (offered := json.dumps(list(tools), ensure_ascii=False)) != trace.tools_json:
-            trace.set_tools(offered)
-        trace.set_pending(messages, parent)
+        show_asked(trace, messages, parent, tools)
         started_at, started = time.time(), time.perf_counter()
         sampled = self._sampled_ids(answer, finish_reason)
         try:

@@ -121,6 +121,7 @@ class Dialect(Protocol):
         ...
 
     async def ask(self, question: Question, options: EngineOptions, post: Post) -> Answer:
-        """Ask, and make the answer of what comes back. `EngineError` (`MalformedAnswerError`) where there is
-        no message in it; all else that is wrong with it is a hole."""
+        """Ask, and make the answer of what comes back. `EngineError` where it cannot ask
+        (`InexpressibleError`), and where there is no message in what comes (`MalformedAnswerError`); all else
+        that is wrong with it is a hole."""
         ...

@@ -24,7 +24,7 @@ _NO_IDS = "dialect openai-chat has no token ids; set the dialect to that of the 
 class OpenAIChat:
     """Any server of `/v1/chat/completions`.
 
-    Sends OpenAI's own parameters and `sampling.extra`; ValueError for any other typed one that is set.
+    Sends OpenAI's own parameters and `sampling.extra`; InexpressibleError for any other typed one.
     """
 
     @property

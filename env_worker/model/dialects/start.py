@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from env_worker.model.dialects.base import Post
 
-_BAD_REQUEST = 400
+BAD_REQUEST = 400
 
 
 async def post_from(
@@ -29,6 +29,6 @@ async def post_from(
     try:
         return await post(path, {**body, key: start}), start
     except EngineRefusedError as refusal:
-        if refusal.status != _BAD_REQUEST or ROUTED_EXPERTS not in str(refusal):
+        if refusal.status != BAD_REQUEST or ROUTED_EXPERTS not in str(refusal):
             raise
     return await post(path, body), 0

@@ -17,6 +17,7 @@ from env_worker.model.dialects.reading import (
 from env_worker.model.dialects.rendering import render
 from env_worker.model.dialects.start import post_from
 from env_worker.model.dialects.vllm_chat import NO_MASKS, START_KEY, chat_keys
+from env_worker.model.errors import InexpressibleError
 from env_worker.model.fields.json_values import get_object
 from env_worker.model.fields.logprob_shapes import completion_candidates, completion_sampled
 from env_worker.model.fields.messages import first_choice, text_message
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
 
 class VllmCompletions:
     """vLLM 0.24 and later. Nothing parses the text: reasoning and tool calls stay in it, as the model wrote
-    them, for environments that parse themselves. ValueError for a conversation with images or audio, which
-    completions would not see."""
+    them, for environments that parse themselves. InexpressibleError for a conversation with images or audio,
+    which completions would not see."""
 
     @property
     def name(self) -> str:
@@ -49,7 +50,7 @@ class VllmCompletions:
         extra = extra_keys(question.sampling, "prompt")
         rendered = await render(post, {**chat_keys(question), **extra})
         if rendered.request.get("features"):
-            raise ValueError(
+            raise InexpressibleError(
                 "the conversation has images or audio, which vLLM's completions do not take; set the "
                 "engine's dialect to vllm-chat or vllm-generate"
             )

@@ -8,19 +8,29 @@ token by their text, and older servers refuse the word.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
 
 from env_worker.domain import Message
 from env_worker.model.dialects.base import LOGPROBS, TOKEN_IDS
-from env_worker.model.dialects.reading import ROUTED_EXPERTS, AnswerReader, asked_for, begin, read_aside
+from env_worker.model.dialects.reading import (
+    ROUTED_EXPERTS,
+    SAMPLING_MASK,
+    AnswerReader,
+    asked_for,
+    begin,
+    read_aside,
+)
 from env_worker.model.dialects.rendering import render
+from env_worker.model.dialects.start import BAD_REQUEST
 from env_worker.model.dialects.vllm_chat import START_KEY, chat_keys
-from env_worker.model.errors import MalformedAnswerError
+from env_worker.model.errors import EngineRefusedError, MalformedAnswerError
 from env_worker.model.fields.json_values import (
     FieldError,
     get_list,
     get_object,
     integers,
+    shown,
 )
 from env_worker.model.fields.logprob_shapes import chat_candidates, chat_sampled
 from env_worker.model.fields.messages import assistant_message, finish_reason, first_choice
@@ -36,6 +46,9 @@ if TYPE_CHECKING:
 
 _PATH = "/inference/v1/generate"
 _DERENDER_PATH = "chat/completions/derender"
+_ABOVE_ZERO: Final[Mapping[str, float]] = MappingProxyType({"temperature": 1.0, "top_k": 0})
+"""What a sampling mask needs, and what vLLM takes where a request does not say it."""
+_NO_FLAG: Final = "start vLLM with --return-sampling-mask"
 
 
 class VllmGenerate:
@@ -60,7 +73,15 @@ class VllmGenerate:
         }
         rendered = await render(post, chat_request)
         start = rendered.rows_from(question) if ROUTED_EXPERTS in options.arrays else 0
-        response = await post(_PATH, _body(question, rendered, start))
+        try:
+            response = await post(_PATH, _body(question, rendered, start))
+        except EngineRefusedError as refusal:
+            # A server with --return-sampling-mask refuses what it can give no mask for; one without it does
+            # not, and no response tells which it is.
+            asked = refusal.status == BAD_REQUEST and SAMPLING_MASK in options.arrays
+            if asked and (why := _no_mask(rendered.sampling_params)):
+                refusal.args = (f"{refusal}; {why}",)
+            raise
         choice = await self._parsed(post, rendered, chat_request, first_choice(response))
         return await read_aside(
             response, partial(_read, response, choice, rendered, question, options, start)
@@ -112,6 +133,22 @@ def _body(question: Question, rendered: Rendered, start: int) -> JsonObject:
     }
 
 
+def _no_mask(sampling_params: Mapping[str, Any]) -> str:
+    """Why no sampling mask can come, whatever the server was started with; "" where one can.
+
+    `sampling_params` are those of the rendered request, with the defaults that the server has for its model.
+    """
+    for name, default in _ABOVE_ZERO.items():
+        value = sampling_params.get(name, default)
+        if isinstance(value, int | float) and value <= 0:
+            told = shown(value) if name in sampling_params else "not set"
+            return (
+                "vLLM has sampling masks only where temperature and top_k are above 0, and "
+                f"{name} is {told}: set it in the sampling parameters"
+            )
+    return ""
+
+
 def _read(
     response: Mapping[str, Any],
     parsed: Mapping[str, Any],
@@ -135,8 +172,6 @@ def _read(
     reader.routing(
         lambda tokens: vllm_rows(choice.get("routed_experts"), None, options, tokens=tokens, start=start)
     )
-    reader.sampling_mask(
-        choice, "sampling_mask", hint="start vLLM with --return-sampling-mask, and set temperature and top_k"
-    )
+    reader.sampling_mask(choice, SAMPLING_MASK, hint=_no_mask(rendered.sampling_params) or _NO_FLAG)
     reader.weight_versions(choice, "weight_versions")
     return answer

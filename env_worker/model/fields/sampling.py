@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from env_worker.model.errors import InexpressibleError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -42,7 +44,7 @@ which there is `logprobs`."""
 def sampling_keys(sampling: SamplingParams, names: Mapping[str, str]) -> JsonObject:
     """The parameters that are set, without `logprobs` and `extra`, under the API's names.
 
-    ValueError for one that the API does not know, unless its value asks for nothing.
+    InexpressibleError for one that the API does not know, unless its value asks for nothing.
     """
     keys: JsonObject = {}
     for name in ENGINE_NAMES:
@@ -52,7 +54,7 @@ def sampling_keys(sampling: SamplingParams, names: Mapping[str, str]) -> JsonObj
         if name in names:
             keys[names[name]] = list(value) if name == "stop" else value
         elif value not in _OFF[name]:
-            raise ValueError(
+            raise InexpressibleError(
                 f"sampling parameter {name} is {value}, but the OpenAI API has no such parameter; leave it "
                 "out, or set the engine's dialect to that of its server (vllm-chat, sglang-chat)"
             )
@@ -62,11 +64,13 @@ def sampling_keys(sampling: SamplingParams, names: Mapping[str, str]) -> JsonObj
 
 
 def extra_keys(sampling: SamplingParams, *own: str) -> Mapping[str, Any]:
-    """`sampling.extra`, which goes over everything else in a request. ValueError if it names what only the
-    client may set: `_ONE_TURN` and `own`."""
+    """`sampling.extra`, which goes over everything else in a request. InexpressibleError if it names what
+    only the client may set: `_ONE_TURN` and `own`."""
     if taken := sorted((_ONE_TURN | set(own)) & sampling.extra.keys()):
         instead = "set logprobs to how many" if taken[0] == "top_logprobs" else "leave it out of them"
-        raise ValueError(f"extra sampling key {taken[0]!r} is set by the model client itself; {instead}")
+        raise InexpressibleError(
+            f"extra sampling key {taken[0]!r} is set by the model client itself; {instead}"
+        )
     return sampling.extra
 
 

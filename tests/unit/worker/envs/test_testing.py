@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from env_worker.domain import InvalidTaskError, Message, ToolCall, ToolError
+from env_worker.domain import Episode, InvalidTaskError, Message, ToolCall, ToolError
 from env_worker.testing import ScriptedModel, rehearse, rehearsed
 
 if TYPE_CHECKING:
@@ -51,6 +51,16 @@ def test_a_script_plays_an_episode_to_its_end() -> None:
     assert episode.ok
     assert episode.finished_at is not None
     assert trace.pending is None
+
+
+async def test_a_script_refuses_what_every_model_refuses_and_tells_the_tools() -> None:
+    trace = Episode("episode", "test", {}).new_trace()
+    model = ScriptedModel("one")
+    with pytest.raises(ValueError, match="no message to answer"):
+        await model.chat(trace, [])
+    tool = {"type": "function", "function": {"name": "zähle", "parameters": {}}}
+    await model.chat(trace, [Message.user("turn 0")], tools=[tool])
+    assert "zähle" in trace.tools_json
 
 
 def test_a_failure_after_the_first_trace_is_data_and_says_where_it_was() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from env_worker.domain import Message
 from env_worker.model.dialects import DIALECTS
-from env_worker.model.errors import MalformedAnswerError
+from env_worker.model.errors import InexpressibleError, MalformedAnswerError
 from tests.unit.worker.model.responses import (
     ALL,
     PROMPT,
@@ -46,7 +46,7 @@ async def test_completions_samples_the_rendered_prompt() -> None:
 
 async def test_completions_refuses_what_it_would_not_see() -> None:
     told = Engine({"chat/completions/render": rendered(features={"mm_hashes": {}})})
-    with pytest.raises(ValueError, match="images or audio"):
+    with pytest.raises(InexpressibleError, match="images or audio"):
         await DIALECTS["vllm-completions"].ask(question(), ALL, told.post)
 
 

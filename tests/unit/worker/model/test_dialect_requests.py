@@ -9,7 +9,7 @@ import pytest
 from env_worker.domain import ImagePart, Message, SamplingParams, TextPart, ToolCall
 from env_worker.model.dialects import DIALECTS
 from env_worker.model.dialects.base import EngineOptions
-from env_worker.model.errors import EngineRefusedError, MalformedAnswerError
+from env_worker.model.errors import EngineRefusedError, InexpressibleError, MalformedAnswerError
 from tests.unit.worker.model.responses import (
     ALL,
     PROMPT,
@@ -74,7 +74,7 @@ async def test_openai_chat_sends_openais_own_names_and_nothing_else() -> None:
 @pytest.mark.parametrize("name", ENGINES_OWN)
 async def test_openai_chat_refuses_parameters_that_openai_has_not(name: str) -> None:
     told = engine("openai-chat")
-    with pytest.raises(ValueError, match=f"sampling parameter {name} is .*vllm-chat"):
+    with pytest.raises(InexpressibleError, match=f"sampling parameter {name} is .*vllm-chat"):
         await DIALECTS["openai-chat"].ask(question(**{name: ENGINES_OWN[name]}), ALL, told.post)
     assert not told.posted
 
@@ -178,14 +178,14 @@ async def test_any_other_refusal_is_the_answer(refusal: EngineRefusedError) -> N
 @pytest.mark.parametrize("key", ["model", "messages", "stream", "n", "top_logprobs"])
 async def test_extra_keys_cannot_make_it_another_turn(name: str, key: str) -> None:
     told = engine(name)
-    with pytest.raises(ValueError, match=f"extra sampling key '{key}'"):
+    with pytest.raises(InexpressibleError, match=f"extra sampling key '{key}'"):
         await DIALECTS[name].ask(question(extra={key: 1}), ALL, told.post)
     assert not told.posted
 
 
 @pytest.mark.parametrize(("name", "key"), [("vllm-completions", "prompt"), ("vllm-generate", "token_ids")])
 async def test_extra_keys_cannot_replace_the_prompt(name: str, key: str) -> None:
-    with pytest.raises(ValueError, match=key):
+    with pytest.raises(InexpressibleError, match=key):
         await DIALECTS[name].ask(question(extra={key: [1]}), ALL, engine(name).post)
 
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from env_worker.domain import SamplingParams
 from env_worker.model.dialects.base import EngineOptions
 from env_worker.model.engine import Engine
 from env_worker.model.engine_model import EngineModel
@@ -199,16 +198,6 @@ async def test_a_key_that_is_not_set_is_an_error_of_the_model(monkeypatch: pytes
             await model.chat(trace, [QUESTION])
         assert not engine.requests
     assert errors_of(trace) == [(1, "EngineError")]
-    assert trace.pending is None
-
-
-async def test_what_a_dialect_cannot_say_is_an_error_of_the_caller() -> None:
-    trace = new_trace()
-    async with ScriptedEngine(OPENAI) as engine:
-        with pytest.raises(ValueError, match="top_k"):
-            await model_of(engine, "openai-chat").chat(trace, [QUESTION], sampling=SamplingParams(top_k=5))
-        assert not engine.requests
-    assert errors_of(trace) == [(1, "ValueError")]
     assert trace.pending is None
 
 
