@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from env_worker.model.offered import branch
 from env_worker.model.routing_rows import (
     ROUTED_EXPERTS,
     fill_missing,
@@ -67,26 +68,36 @@ class Written(NamedTuple):
 
 
 def place(
-    trace: Trace, parent: int | None, messages: Sequence[Message], prompt_ids: Int32Array | None
+    trace: Trace,
+    parent: int | None,
+    messages: Sequence[Message],
+    prompt_ids: Int32Array | None,
+    tools_json: str = "",
 ) -> Placement:
-    """Where `messages` belong that were asked after node `parent` (None: at a root), as the engine's prompt,
-    `prompt_ids` int32, tells. Only reads.
+    """Where `messages` belong that were asked after node `parent` (None: at a root) with these tools ("" for
+    none), as the engine's prompt, `prompt_ids` int32, tells. Only reads.
 
     They go behind the deepest node of `parent`'s path up to which the engine saw what the path holds. That is
-    `parent`, unless history was rewritten: trimmed, or tokenised anew. With `prompt_ids` None nothing is
-    known of the tokens, and nothing has any. ValueError if there is no node `parent`.
+    `parent`, unless history was rewritten: trimmed, or tokenised anew. Where the path has other tools none of
+    it is kept, since its root tells those. With `prompt_ids` None nothing is known of the tokens, and nothing
+    has any. ValueError if there is no node `parent`.
     """
-    path = () if parent is None else trace.path(parent)
-    asked = tuple(Addition(message) for message in messages)
-    if prompt_ids is None:
-        return Placement(parent, asked, _NO_IDS, 0, rewritten=False)
+    own = branch(trace, parent, tools_json)
+    path = () if own.parent is None else trace.path(own.parent)
     nodes = [trace.nodes[index] for index in path]
-    kept, reused = _shared([node.token_ids for node in nodes], prompt_ids)
-    again = tuple(Addition(node.message, tools_json=node.tools_json) for node in nodes[kept:])
-    added, rest = again + asked, prompt_ids[reused:]
+    if prompt_ids is None:
+        kept, reused, rest = len(nodes), 0, _NO_IDS
+    else:
+        kept, reused = _shared([node.token_ids for node in nodes], prompt_ids)
+        rest = prompt_ids[reused:]
+    again = [Addition(message) for message in own.again]
+    again += [Addition(node.message, tools_json=node.tools_json) for node in nodes[kept:]]
+    added = [*again, *map(Addition, messages)]
+    if added and not path:
+        added[0] = added[0]._replace(tools_json=own.tools_json)
     if added:
-        added, rest = (*added[:-1], added[-1]._replace(token_ids=rest)), _NO_IDS
-    return Placement(path[kept - 1] if kept else None, added, rest, reused, rewritten=bool(again))
+        added[-1], rest = added[-1]._replace(token_ids=rest), _NO_IDS
+    return Placement(path[kept - 1] if kept else None, tuple(added), rest, reused, rewritten=bool(again))
 
 
 def write_turn(trace: Trace, placement: Placement, answer: Answer) -> Written:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from env_worker.domain import Message, SamplingParams
+from env_worker.model.offered import offer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -47,12 +47,12 @@ def check_asked(messages: Sequence[Message], parent: int | None, sampling: Sampl
 
 def show_asked(
     trace: Trace, messages: Sequence[Message], parent: int | None, tools: Sequence[Mapping[str, Any]]
-) -> None:
-    """Let the trace tell what its model is being asked, and with which tools. ValueError if there is no node
-    `parent`, TypeError or ValueError if `tools` are not JSON."""
-    if tools:
-        trace.set_tools(json.dumps(list(tools), ensure_ascii=False))
+) -> str:
+    """Let the trace tell what its model is being asked, and with which tools: their JSON text, "" for none.
+    ValueError if there is no node `parent`, TypeError or ValueError if `tools` are not JSON."""
+    tools_json = offer(trace, tools)
     trace.set_pending(messages, parent)
+    return tools_json
 
 
 class ModelClient(Protocol):
@@ -84,6 +84,10 @@ class ModelClient(Protocol):
         added (tokens, mask, log-probabilities, training arrays), the Call is recorded, and the preview is
         dropped. When asking fails the preview is dropped too, a Call that carries the error is recorded, and
         the error is raised.
+
+        A branch has one set of `tools`, which its root tells where they are others than those of the trace.
+        Asked after `parent` with others, or with none where it had some, the model was prompted anew: the
+        turn is at the end of another branch, from a root on, with the history's messages again.
 
         `reference` is a right answer. Only a simulated model reads it; it is never sent to an engine.
 

@@ -17,6 +17,7 @@ from env_worker.model.attribution import place, write_turn
 from env_worker.model.base import Turn, check_asked, show_asked
 from env_worker.model.dialects import DIALECTS
 from env_worker.model.dialects.base import EngineOptions, Question
+from env_worker.model.offered import as_text, goes_on
 from env_worker.model.retry import Backoff
 from env_worker.model.routing_rows import ROUTED_EXPERTS
 
@@ -95,12 +96,12 @@ class EngineModel:
         check_asked(messages, parent, sampling)
         question = self._question(trace, messages, parent, sampling or SamplingParams(), tools)
         asking = self._asking(trace)
-        show_asked(trace, messages, parent, tools)
+        tools_json = show_asked(trace, messages, parent, tools)
         pending = trace.pending
         try:
             answer = await asking.answer(question, self.options)
             # Where it belongs is decided now: other branches of the trace may have grown meanwhile.
-            written = write_turn(trace, place(trace, parent, messages, answer.prompt_ids), answer)
+            written = write_turn(trace, place(trace, parent, messages, answer.prompt_ids, tools_json), answer)
         except BaseException as error:
             if trace.pending is pending:
                 trace.clear_pending()
@@ -124,7 +125,8 @@ class EngineModel:
         if parent is not None:
             nodes = [trace.nodes[index] for index in trace.path(parent)]
             history = [node.message for node in nodes]
-            known = trace.token_ids(parent)
+            if goes_on(trace, parent, as_text(tools)):
+                known = trace.token_ids(parent)  # else it is another prompt, from its first token on
             # With two answers on it the branch was continued once. An answer that nobody sampled was added
             # again, as the engine's template put it, and that may happen anew.
             answers = [node.sampled for node in nodes if node.message.role == "assistant"]

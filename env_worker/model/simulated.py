@@ -15,6 +15,7 @@ import numpy as np
 from env_worker.domain import Call, EpisodeError, Message, SamplingParams
 from env_worker.model import simulate_arrays
 from env_worker.model.base import Turn, check_asked, show_asked
+from env_worker.model.offered import branch
 from env_worker.model.simulate_text import words, wrong_answer
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class SimulatedModel:
         answer, finish_reason = _truncated(
             self._answer(rng, [*history, *messages], reference), sampling.max_tokens
         )
-        show_asked(trace, messages, parent, tools)
+        tools_json = show_asked(trace, messages, parent, tools)
         started_at, started = time.time(), time.perf_counter()
         sampled = self._sampled_ids(answer, finish_reason)
         try:
@@ -117,10 +118,13 @@ class SimulatedModel:
             trace.add_call(_call(None, started_at, started, error=failure))
             raise
 
+        own = branch(trace, parent, tools_json)
+        parent = own.parent
         self._repair(trace, parent, before)
-        prompt_tokens = 1 + sum(len(trace.nodes[index].token_ids) for index in path)  # 1: the answer's header
-        for message in messages:
-            parent = self._add_prompt(trace, rng, message, parent)
+        prompt_tokens = 1 + (0 if parent is None else len(trace.token_ids(parent)))  # 1: the answer's header
+        for message in (*own.again, *messages):
+            tools_of_root = (tools_json, own.tools_json) if parent is None else ("", "")
+            parent = self._add_prompt(trace, rng, message, parent, *tools_of_root)
             prompt_tokens += len(trace.nodes[parent].token_ids)
         node = self._add_answer(trace, rng, answer, sampled, finish_reason, parent, sampling)
         trace.add_call(_call(node, started_at, started, prompt_tokens, len(sampled), finish_reason))
@@ -151,18 +155,28 @@ class SimulatedModel:
         return np.concatenate(ids)
 
     def _add_prompt(
-        self, trace: Trace, rng: np.random.Generator, message: Message, parent: int | None
+        self,
+        trace: Trace,
+        rng: np.random.Generator,
+        message: Message,
+        parent: int | None,
+        offered: str,
+        told: str,
     ) -> int:
+        """`offered` are the tools that stand in front of it, "" for none; `told` is what its node says of
+        them."""
+        tools = simulate_arrays.token_ids(offered, self.vocabulary)
         content = simulate_arrays.token_ids(message.text, self.vocabulary)
-        ids = np.concatenate(([_ROLE_IDS[message.role]], content, [_END_ID])).astype(np.int32)
+        ids = np.concatenate((tools, [_ROLE_IDS[message.role]], content, [_END_ID])).astype(np.int32)
         is_content = np.ones(len(ids), dtype=np.bool_)
-        is_content[[0, -1]] = False
+        is_content[: len(tools) + 1] = is_content[-1] = False
         return trace.add_node(
             message,
             ids,
             mask=np.zeros(len(ids), dtype=np.bool_),
             is_content=is_content,
             parent=parent,
+            tools_json=told,
             routed_experts=self._routing(rng, len(ids)),
         )
 

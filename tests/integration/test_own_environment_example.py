@@ -28,7 +28,7 @@ def test_the_tests_of_the_template_pass(tmp_path: Path) -> None:
         check=False,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "7 passed" in ran.stdout
+    assert "12 passed" in ran.stdout
 
 
 @pytest.mark.parametrize("spec", ["guessing-game", "guessing_game:GuessingGame"])

@@ -35,8 +35,7 @@ class GuessingGame:
             answer = await context.model.chat(trace, messages, parent=last, sampling=context.sampling)
             last = answer.node
             trace.set_metric("turns", float(turn))
-            found = re.search(r"-?\d+", answer.message.text)
-            guess = None if found is None else int(found[0])
+            guess = _number(answer.message.text)
             if guess == secret:
                 break
             messages = [Message.user(_hint(guess, secret))]
@@ -44,9 +43,19 @@ class GuessingGame:
         trace.set_stop("guessed" if guess == secret else "max_turns")
 
 
+def _number(text):
+    """The first number in a model's text, None without one. A model may write anything: what is raised on
+    its text would be this environment's failure, without a reward."""
+    found = re.search(r"-?\d+", text)
+    try:
+        return None if found is None else int(found[0])
+    except ValueError:  # more digits than int() reads, which is 4,300
+        return None
+
+
 def _hint(guess, secret):
     if guess is None:
-        return "That was no number."
+        return "That was no number that I can read."
     return "Higher." if guess < secret else "Lower."
 
 

@@ -22,6 +22,13 @@ def test_one_that_is_not():
     assert (trace.reward, trace.stop_condition) == (0.0, "max_turns")
 
 
+@pytest.mark.parametrize("text", ["9" * 5000, "-" + "0" * 5000 + "3", "\N{SUPERSCRIPT THREE}", "", "\0"])
+def test_whatever_a_model_writes_is_an_answer_and_no_failure_of_the_environment(text):
+    episode = rehearsed(GuessingGame(), {"secret": 3, "max_turns": 2}, model=ScriptedModel(text, "3"))
+    assert episode.ok
+    assert episode.reward == 1.0
+
+
 def test_a_failure_of_the_engine_is_no_reward_of_zero():
     model = ScriptedModel("50", EngineError("the engine answered 503"))
     episode = rehearsed(GuessingGame(), {"secret": 42}, model=model)

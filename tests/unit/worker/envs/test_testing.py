@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+import contextlib
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from env_worker import testing
 from env_worker.domain import Episode, InvalidTaskError, Message, ToolCall, ToolError
 from env_worker.testing import ScriptedModel, rehearse, rehearsed
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from env_worker.envs.base import Context
 
 
@@ -101,3 +105,157 @@ def test_a_task_comes_as_json() -> None:
     assert rehearsed(Asker(), {"turns": 1, "list": (1, 2)}).task == {"turns": 1, "list": [1, 2]}
     with pytest.raises(ValueError, match="JSON"):
         rehearsed(Asker(), {"turns": float("nan")})
+
+
+class Played:
+    """Does what it is told."""
+
+    def __init__(self, run: Callable[[Context], Awaitable[None]]) -> None:
+        self._run = run
+
+    async def run(self, context: Context) -> None:
+        await self._run(context)
+
+
+def raises(error: BaseException, *, traced: bool = True) -> Played:
+    async def run(context: Context) -> None:
+        if traced:
+            context.new_trace()
+        raise error
+
+    return Played(run)
+
+
+FAILURES = [
+    SystemExit(3),
+    asyncio.CancelledError("mine"),
+    KeyboardInterrupt(),
+    AssertionError("its own"),
+    TimeoutError("a tool's"),
+]
+
+
+@pytest.mark.parametrize("error", FAILURES, ids=lambda error: type(error).__name__)
+def test_whatever_is_raised_after_the_first_trace_is_data(error: BaseException) -> None:
+    episode = rehearsed(raises(error), {}, model=ScriptedModel())
+    assert not episode.ok
+    assert episode.reward is None
+    assert [(one.type, one.phase) for one in episode.errors] == [(type(error).__name__, "environment")]
+
+
+@pytest.mark.parametrize("error", FAILURES[:3], ids=lambda error: type(error).__name__)
+def test_what_would_end_the_test_runner_is_the_cause_of_an_error_that_does_not(error: BaseException) -> None:
+    with pytest.raises(RuntimeError, match=r"before its first trace: a worker refuses") as caught:
+        rehearsed(raises(error, traced=False), {})
+    assert caught.value.__cause__ is error
+
+
+def test_an_environment_that_swallows_the_scripts_end_fails_the_test() -> None:
+    async def run(context: Context) -> None:
+        trace = context.new_trace()
+        for _ in range(3):
+            with contextlib.suppress(BaseException):
+                await context.model.chat(trace, [Message.user("again")])
+        trace.set_reward("r", 1.0)
+
+    model = ScriptedModel("one")
+    with pytest.raises(AssertionError, match="turn 2, but the script has 1 answers"):
+        rehearsed(Played(run), {}, model=model)
+
+
+async def test_one_that_asks_for_ever_is_stopped_and_the_script_is_the_reason() -> None:
+    async def run(context: Context) -> None:
+        trace = context.new_trace()
+        while True:
+            try:
+                await context.model.chat(trace, [Message.user("again")])
+            except Exception:
+                continue
+
+    with pytest.raises(AssertionError, match="the script has 0 answers"):
+        await rehearse(Played(run), {}, model=ScriptedModel(), timeout=0.05)
+
+
+def swallowing(times: int) -> Played:
+    async def run(context: Context) -> None:
+        context.new_trace()
+        for _ in range(times):
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                continue
+        context.new_trace().set_reward("r", 1.0)
+
+    return Played(run)
+
+
+async def test_an_environment_that_swallows_its_cancel_has_timed_out_nevertheless() -> None:
+    with pytest.raises(TimeoutError, match=r"not ended after 0\.05 s, and was cancelled$"):
+        await rehearse(swallowing(1), {}, timeout=0.05)
+
+
+def test_one_that_swallows_every_cancel_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(testing, "CLEAN_UP_SECONDS", 0.05)
+    with pytest.raises(TimeoutError, match=r"not ended 0\.05 s later either: let CancelledError pass"):
+        rehearsed(swallowing(1_000_000), {}, timeout=0.05)
+
+
+async def test_what_it_raises_when_it_is_cancelled_is_the_timeouts_cause() -> None:
+    async def run(context: Context) -> None:
+        context.new_trace()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise OSError("the sandbox cannot be removed")
+
+    with pytest.raises(TimeoutError) as caught:
+        await rehearse(Played(run), {}, timeout=0.05)
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+async def test_a_rehearsal_that_is_cancelled_cancels_its_environment() -> None:
+    environment, started = Asker(), asyncio.Event()
+
+    class Model(ScriptedModel):
+        async def chat(self, *arguments: Any, **options: Any) -> Any:
+            started.set()
+            return await super().chat(*arguments, **options)
+
+    rehearsal = asyncio.create_task(rehearse(environment, {"hangs": True}, model=Model("one")))
+    await started.wait()
+    rehearsal.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await rehearsal
+    never_begun = asyncio.create_task(rehearse(Asker(), {}))
+    await asyncio.sleep(0)
+    never_begun.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await never_begun
+    assert len(asyncio.all_tasks()) == 1
+
+
+class Awaited(Asker):
+    async def validate(self, task: object) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("environment", "task", "options", "message"),
+    [
+        (Asker, {}, {}, r"Asker'> is a class: pass an instance, as Asker\(\)"),
+        (object(), {}, {}, "define: async def run"),
+        (Awaited(), {}, {}, "define: def validate"),
+        (Asker(), None, {}, "task is None, expected a dict"),
+        (Asker(), {}, {"sampling": {"temperature": 1}}, "sampling is a dict, expected SamplingParams"),
+    ],
+)
+def test_what_is_no_argument_is_refused_with_the_next_step(
+    environment: Any, task: Any, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(TypeError, match=message):
+        rehearsed(environment, task, **options)
+
+
+def test_a_script_is_texts_messages_and_exceptions() -> None:
+    for wrong in (["one", "two"], ToolError, None):
+        with pytest.raises(TypeError, match="one by one"):
+            ScriptedModel(wrong)  # type: ignore[arg-type]
