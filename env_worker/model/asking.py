@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from env_worker.domain import Call, EpisodeError
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 _MAX_WORDS: Final = 2000
 """Characters of an error that has the engine's own words: they may repeat the prompt."""
+_MANY_SPANS: Final = 1000
+"""What more spans of weights tell of is gone over in a thread: each takes some 10 microseconds."""
 
 
 class Asking:
@@ -63,9 +67,11 @@ class Asking:
             answer = await self._dialect.ask(question, options, self._post)
         except EngineError as error:
             error.args = (self._engine.redacted(str(error))[:_MAX_WORDS],)
-            raise
-        if answer.holes:
-            answer.holes = {field: self._engine.redacted(why) for field, why in answer.holes.items()}
+            raise error from None  # what led to it has the same words
+        if len(answer.weight_versions) > _MANY_SPANS:
+            await asyncio.to_thread(self._hide_key, answer)
+        else:
+            self._hide_key(answer)
         return answer
 
     def succeeded(self, node: int, answer: Answer) -> Call:
@@ -86,6 +92,16 @@ class Asking:
             self._record(self._call(error=EpisodeError.from_exception(error, "model")))
         self._recorded = None  # its traceback leads back here
 
+    def _hide_key(self, answer: Answer) -> None:
+        """In all of an answer that an episode tells, but the message."""
+        engine = self._engine
+        answer.holes = {field: engine.redacted(why) for field, why in answer.holes.items()}
+        answer.model = engine.without_key(answer.model)
+        answer.finish_reason = engine.without_key(answer.finish_reason)
+        answer.weight_versions = tuple(
+            replace(span, version=engine.without_key(span.version)) for span in answer.weight_versions
+        )
+
     async def _post(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """See `Post`."""
         url = request_url(self._engine.url, path)
@@ -97,7 +113,7 @@ class Asking:
                 self._restart()  # what was before is told by the Call of the try that failed
             self._tries[url] += 1
             response = await self._connections.post(self._engine, path, body, self._timeout_seconds)
-            if samples and (why := given_up(response)):
+            if why := given_up(response):
                 why = self._engine.redacted(f"POST {url} was answered with {why}")[:_MAX_WORDS]
                 raise TryFailedError(EngineAbortedError(why, retryable=True))
             return response

@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _HEADER_VALUE: Final = re.compile(r"[ -~]+")
+_OF_HTTP: Final = re.compile(
+    r"accept(-[a-z-]+)?|content-[a-z-]+|cache-control|date|pragma|prefer|priority|user-agent", re.IGNORECASE
+)
+"""Headers by which HTTP itself says what a request is: none carries a secret, and their values are common
+words. Any other's may be one."""
 
 
 def key_in(variable: str) -> str:
@@ -54,9 +59,22 @@ class Engine:
         return key_in(self.key_variable) if self.key_variable else ""
 
     def redacted(self, text: str) -> str:
-        """`text`, which may be this engine's words, without its key and without the values of its headers."""
+        """`text`, which may be this engine's words, without its key and without the values of its headers:
+        see `env_worker.model.redaction`. Those of headers that HTTP defines stay, and what the URL and the
+        model's name have in them, since each call tells those."""
+        told = f"{self.url} {self.model}"
+        headers = self.headers.items()
+        may_be = [value for name, value in headers if not _OF_HTTP.fullmatch(name) and value not in told]
+        return redacted(text, self._keys, may_be)
+
+    def without_key(self, text: str) -> str:
+        """`text`, which is data of this engine and no words, without its key. A header's value may well be
+        in it, as the label of weights that the run asks for by one."""
+        return redacted(text, self._keys)
+
+    @property
+    def _keys(self) -> tuple[str, ...]:
         try:
-            key = self.api_key
+            return (self.api_key,)
         except LookupError:  # then it was not sent
-            key = ""
-        return redacted(text, (key, *self.headers.values()))
+            return ()

@@ -134,6 +134,7 @@ class Connections:
                 share.give_back()
                 raise
             if len(data) <= LARGE_BYTES:
+                share.give_back()
                 return decoded(data)
             return await self._decoded_aside(data, share)
         except TimeoutError:

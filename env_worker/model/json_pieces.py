@@ -16,11 +16,22 @@ if TYPE_CHECKING:
 
 Pairs: TypeAlias = list[tuple[str, Any]]
 
+
+class JsonLimitError(ValueError):
+    """The data may be JSON, but is built as no answer is: it was given up at a limit."""
+
+
 WINDOW_BYTES: Final = 128 * 1024
 """What one call into C is given: a millisecond or two of work."""
 
+MOST_KEYS: Final = 1 << 20
+"""Keys of one object that is larger than a window. It is made of them in one call."""
 _MOST_DEPTH: Final = 200
 """Of containers each larger than a window. Answers have about six."""
+_MOST_DIGITS: Final = 1 << 20
+"""Bytes of a number."""
+_HALF: Final = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}")
+"""A character of two escapes begins with such a one."""
 _MARGIN: Final = 3
 """A number that ends so near to the end of a window might go on behind it: `1`, where `1e+9` is cut."""
 _PAUSE: Final = 1024
@@ -41,14 +52,14 @@ def decode(data: bytes | bytearray, hook: Callable[[Pairs], Any] = dict, window:
     """What `json.loads(data, object_pairs_hook=hook)` returns, an object at the top as a LargeObject.
 
     A container that is larger than the window, within 200 others, is refused, however deep smaller ones are
-    nested.
+    nested, and so is an object that is, with more than MOST_KEYS keys.
 
     Args:
         hook: makes an object of its pairs. The object at the top is made by it, too.
-        window: bytes that are looked at in one call, 16 or more. A single string or number may have any
-            number.
+        window: bytes that are looked at in one call, 16 or more. A number may have 1 MiB.
 
-    Raises ValueError where it is no JSON, RecursionError where it nests too deeply.
+    Raises ValueError where it is no JSON, JsonLimitError beyond a limit, RecursionError where it nests too
+    deeply.
     """
     encoding = json.detect_encoding(data)
     if encoding != "utf-8":
@@ -101,20 +112,68 @@ class _Walk:
         if first and first in "[{":
             if depth == _MOST_DEPTH:
                 raise self._error(
-                    f"expected no more than {_MOST_DEPTH} large lists and objects in each other"
+                    f"expected no more than {_MOST_DEPTH} large lists and objects in each other",
+                    kind=JsonLimitError,
                 )
             return self._list(depth + 1) if first == "[" else self._hook(self._pairs(depth + 1))
-        end = self._string_end() if first == '"' else self._number_end()
-        text = self._data[self._start : end].decode("utf-8", "surrogatepass")
-        try:
-            value, length = self._scan(text, 0)
-        except ValueError as error:  # its position is that in the text
-            said = error.msg if isinstance(error, json.JSONDecodeError) else error
-            raise ValueError(f"{said} at byte {self._start}") from None
-        self._start += len(text[:length].encode("utf-8", "surrogatepass"))
+        value, self._start = self._string() if first == '"' else self._number()
         self._text, self._at = "", 0
         self._move()
         return value
+
+    def _number(self) -> tuple[Any, int]:
+        """The number, or whatever else is no container and no string, at the start of the window; and the
+        byte behind it."""
+        found = _NUMBER.match(self._data, self._start, self._start + _MOST_DIGITS)
+        text = self._decoded(self._start, self._start if found is None else found.end())
+        if len(text) == _MOST_DIGITS:
+            raise self._error(f"expected a number of fewer than {_MOST_DIGITS} bytes", kind=JsonLimitError)
+        value, length = self._scanned(text, self._start)
+        return value, self._start + length  # a number is ASCII
+
+    def _string(self) -> tuple[str, int]:
+        """The string at the start of the window, and the byte behind it."""
+        end = self._string_end() - 1
+        place, pieces = self._start + 1, []
+        while place < end:
+            cut = end if place + self._window >= end else self._cut(place, place + self._window)
+            pieces.append(self._scanned(f'"{self._decoded(place, cut)}"', self._start)[0])
+            place = cut
+        return "".join(pieces), end + 1
+
+    def _cut(self, place: int, cut: int) -> int:
+        """The last byte, up to `cut`, in front of which what began at `place` in a string may end: neither a
+        character nor an escape is cut, nor a character of two escapes."""
+        cut = self._within(cut)
+        escape = self._data.rfind(b"\\", max(place, cut - 5), cut)
+        if escape >= 0 and self._escapes(place, escape):
+            cut = escape if self._data[escape + 1 : escape + 2] == b"u" or escape + 1 == cut else cut
+        half = cut - 6
+        if half > place and _HALF.match(self._data, half) and self._escapes(place, half):
+            cut = half
+        return cut
+
+    def _escapes(self, place: int, at: int) -> bool:
+        """Whether the backslash at `at` begins an escape, of a string that has been read up to `place`."""
+        passed = bytes(self._data[place : at + 1])
+        return (len(passed) - len(passed.rstrip(b"\\"))) % 2 == 1
+
+    def _scanned(self, text: str, start: int) -> tuple[Any, int]:
+        try:
+            return self._scan(text, 0)
+        except ValueError as error:  # its position is that in the text
+            said = error.msg if isinstance(error, json.JSONDecodeError) else error
+            raise ValueError(f"{said} at byte {start}") from None
+
+    def _decoded(self, start: int, end: int) -> str:
+        return self._data[start:end].decode("utf-8", "surrogatepass")
+
+    def _within(self, end: int) -> int:
+        """`end`, or the start of the character in which it is."""
+        for _ in range(3):  # more of them are no UTF-8
+            if end < len(self._data) and self._data[end] & 0xC0 == _CONTINUES:
+                end -= 1
+        return end
 
     def _list(self, depth: int) -> list[Any]:
         values: list[Any] = []
@@ -180,6 +239,8 @@ class _Walk:
                 raise self._error("expected ':'")
             self._at += 1
             pairs.append((key, self._value(depth)))
+            if len(pairs) > MOST_KEYS:
+                raise self._error(f"expected no more than {MOST_KEYS} keys in an object", kind=JsonLimitError)
             after = self._next()
             self._at += 1
             if after == "}":
@@ -204,14 +265,10 @@ class _Walk:
 
     def _move(self) -> None:
         """Let the window start at the place."""
-        data = self._data
         self._start = self._byte()
-        end = self._start + self._window
-        for _ in range(3):  # more of them are no UTF-8
-            if end < len(data) and data[end] & 0xC0 == _CONTINUES:
-                end -= 1
-        self._text, self._at = data[self._start : end].decode("utf-8", "surrogatepass"), 0
-        self._final = end >= len(data)
+        end = self._within(self._start + self._window)
+        self._text, self._at = self._decoded(self._start, end), 0
+        self._final = end >= len(self._data)
 
     def _byte(self) -> int:
         """The byte at which the place is."""
@@ -219,10 +276,6 @@ class _Walk:
         return self._start + (
             len(passed) if passed.isascii() else len(passed.encode("utf-8", "surrogatepass"))
         )
-
-    def _number_end(self) -> int:
-        number = _NUMBER.match(self._data, self._start)
-        return self._start if number is None else number.end()
 
     def _string_end(self) -> int:
         """Where the string ends that starts at the window: the byte behind its closing quote."""
@@ -237,8 +290,6 @@ class _Walk:
             place += len(piece) - (piece.endswith(b"\\") and len(piece) > 1)
         raise self._error("expected the string to end")
 
-    def _error(self, expected: str, offset: int = 0) -> ValueError:
+    def _error(self, expected: str, offset: int = 0, kind: type[ValueError] = ValueError) -> ValueError:
         self._at += offset
-        return ValueError(
-            f"{expected} at byte {self._byte()}, where {self._text[self._at : self._at + 16]!r} is"
-        )
+        return kind(f"{expected} at byte {self._byte()}, where {self._text[self._at : self._at + 16]!r} is")

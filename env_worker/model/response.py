@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import time
@@ -16,6 +17,7 @@ from env_worker.model.errors import (
     MalformedAnswerError,
 )
 from env_worker.model.retry import TryFailedError, retry_after_seconds
+from env_worker.model.unpacking import CODINGS, Unpacker
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -29,9 +31,6 @@ MAX_CONTAINERS: Final = 1 << 24
 and the garbage collector, which lets nothing else run meanwhile, some 25 ns. 200,000 tokens with 20
 candidates each have 9 million, or 12 million where routing rows of 61 layers are lists."""
 
-_CODINGS: Final = frozenset({"", "identity", "gzip", "x-gzip", "deflate"})
-"""Of these no piece that arrives unpacks to more than a thousand times its size. Of others it may, and of
-several together: a piece is unpacked whole, before there is a limit."""
 _COUNTED_BYTES: Final = 1 << 24
 """Counting holds the interpreter for 4 ms."""
 _MAX_ERROR_BYTES: Final = 64 * 1024
@@ -72,14 +71,14 @@ async def read_body(response: Any, limit: int, room: Callable[[int], Awaitable[o
     """The body of `response`, an unread response of the HTTP package. UselessResponseError if it breaks off,
     or has more than `limit` bytes, of which no more are read.
 
-    `room` is awaited, told how many bytes there will be, before more are read than it was told.
+    `room` is awaited, told how many bytes there will be, before more are read or unpacked than it was told.
     """
     too_large = UselessResponseError(
         f"was answered with more than {limit} bytes, the limit; ask for fewer arrays or tokens",
         MalformedAnswerError,
         status=response.status_code,
     )
-    if (coding := _coding(response)) not in _CODINGS:
+    if (coding := _coding(response)) not in CODINGS:
         raise UselessResponseError(
             f"was answered with the content encoding {coding}, but asked for none; let the engine, or the "
             "proxy before it, send answers as they are",
@@ -90,22 +89,42 @@ async def read_body(response: Any, limit: int, room: Callable[[int], Awaitable[o
     if length.isdecimal() and int(length) > limit:
         raise too_large
     data = bytearray()
+    unpacker = Unpacker(coding)
     try:
-        async with contextlib.aclosing(response.aiter_bytes()) as pieces:
-            async for piece in pieces:
-                data += piece
-                if len(data) > limit:
-                    break
-                await room(len(data))
+        async with contextlib.aclosing(response.aiter_raw()) as arrived:
+            async for packed in arrived:
+                for piece in unpacker.pieces(packed):
+                    data += piece
+                    if len(data) > limit:
+                        raise too_large
+                    await room(len(data) + unpacker.step)
+                    if unpacker.step:
+                        await asyncio.sleep(0)  # there may be a thousand more in what has arrived
+        if not unpacker.whole:
+            raise EOFError(f"no end of {coding}")
+    except UselessResponseError:
+        raise
     except Exception as error:  # whatever the HTTP package, sockets and TLS call it
         raise UselessResponseError(
             f"was answered by {len(data)} bytes that broke off: {type(error).__name__} {error}",
             EngineUnreachableError,
             retryable=True,
         ) from None
-    if len(data) > limit:
-        raise too_large
     return data
+
+
+async def _beginning(response: Any) -> bytes:
+    """The first bytes of a body, whole up to _MAX_ERROR_BYTES; less where it breaks off."""
+    data = bytearray()
+    unpacker = Unpacker(_coding(response))
+    with contextlib.suppress(Exception):  # the status says enough
+        async with contextlib.aclosing(response.aiter_raw()) as arrived:
+            async for packed in arrived:
+                for piece in unpacker.pieces(packed):
+                    data += piece
+                    if len(data) >= _MAX_ERROR_BYTES:
+                        return bytes(data[:_MAX_ERROR_BYTES])
+    return bytes(data)
 
 
 def _coding(response: Any) -> str:
@@ -125,6 +144,11 @@ def decoded(data: bytearray) -> Mapping[str, Any]:
         )
     try:
         content = json_pieces.decode(data, _lean) if large else json.loads(data)
+    except json_pieces.JsonLimitError as error:
+        raise UselessResponseError(
+            f"was answered with {len(data)} bytes of JSON beyond a limit: {error}; check the engine's URL",
+            MalformedAnswerError,
+        ) from None
     except (ValueError, RecursionError) as error:
         # A connection that breaks looks like this where no length was announced: worth another try.
         raise UselessResponseError(
@@ -163,13 +187,8 @@ async def refuse_all_but_success(response: Any) -> None:
     if 200 <= status < 300:
         return
     said = b""
-    if _coding(response) in _CODINGS:
-        with contextlib.suppress(Exception):  # the status says enough
-            async with contextlib.aclosing(response.aiter_bytes()) as pieces:
-                async for piece in pieces:
-                    said += piece
-                    if len(said) >= _MAX_ERROR_BYTES:
-                        break
+    if _coding(response) in CODINGS:
+        said = await _beginning(response)
     words = _words(said)
     if 300 <= status < 400:
         where = response.headers.get("location", "")

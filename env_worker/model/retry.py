@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 import random
+import re
 import time
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -22,6 +23,9 @@ T = TypeVar("T")
 
 LONGEST_RETRY_AFTER_SECONDS: Final = 60.0
 """An engine that asks for more is asked again after this: it may mean minutes, or be mistaken."""
+
+_SECONDS: Final = re.compile(r"[0-9]+")
+"""As HTTP has them: neither a sign nor a fraction, nor what else Python reads as a number."""
 
 
 class FailedTry(NamedTuple):
@@ -104,15 +108,16 @@ async def persist(
 
 
 def retry_after_seconds(value: str | None, now: float) -> float | None:
-    """What the header Retry-After says, as seconds from `now` (unix seconds) on; it holds seconds or a date.
+    """What the header Retry-After says, as seconds from `now` (unix seconds) on; it holds whole seconds, in
+    digits, or a date.
 
     None if it is absent, is neither, or lies in the past.
     """
     if value is None:
         return None
-    try:
+    if _SECONDS.fullmatch(value.strip()):
         seconds = float(value)
-    except ValueError:
+    else:
         try:
             seconds = parsedate_to_datetime(value).timestamp() - now
         except (ValueError, OverflowError, OSError):

@@ -166,6 +166,11 @@ def answer_with_masks(tokens: int, width: int) -> bytes:
     return text.encode()
 
 
+def chat_answer(message: bytes) -> bytes:
+    """With these keys in its message."""
+    return b'{"choices":[{"finish_reason":"stop","message":{"role":"assistant",' + message + b"}}]}"
+
+
 @asynccontextmanager
 async def answering(body: bytes) -> AsyncIterator[str]:
     """The URL of a server that answers every request with `body`."""
@@ -192,10 +197,14 @@ async def test_no_answer_costs_the_worker_its_lease(pool: Pool) -> None:
         answering(answer_with_masks(6_000, 1_000)) as wide,
         answering(b'{"choices":[' + b"[]," * 6_000_000 + b"0]}") as empty,
         answering(b'{"choices":[' + b"[]," * 20_000_000 + b"0]}") as too_many,
+        answering(chat_answer(b'"content":"hi","x":[' + b"[]," * 1_000_000 + b"0]")) as beside,
+        answering(chat_answer(b'"content":"' + b"a" * (65 << 20) + b'"')) as long,
         ArrayClient() as trainer,
     ):
-        endpoints = [Endpoint(url, "sglang-chat") for url in (wide, wide, wide, empty, too_many)]
-        *honest, useless, refused = await asyncio.gather(
+        endpoints = [
+            Endpoint(url, "sglang-chat") for url in (wide, wide, wide, beside, long, empty, too_many)
+        ]
+        *honest, laden, lengthy, useless, refused = await asyncio.gather(
             *(pool.client.run(TASK, endpoint=endpoint) for endpoint in endpoints)
         )
         await pool.engine.order(open=["bystander"])
@@ -206,6 +215,11 @@ async def test_no_answer_costs_the_worker_its_lease(pool: Pool) -> None:
             async with trainer.releasing(array_references(only_trace(episode))) as references:
                 kept = await trainer.fetch(references[0])
                 assert kept["sampling_mask.ids"].shape == (6_000_000,)
+    for large, found in ((laden, "1000007 values or more"), (lengthy, "68157460 bytes of text or more")):
+        assert not large.head.ok
+        [error] = large.head.errors
+        assert (error.type, error.phase) == ("MalformedAnswerError", "model")
+        assert f"message of the engine's response has {found}, the limit is" in error.message
     assert "the engine's response has no choices" in useless.head.errors[0].message
     assert "20000002 lists and objects, the limit is 16777216" in refused.head.errors[0].message
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from env_worker.domain import ImagePart, JsonPart, TextPart
 from env_worker.model.dialects.base import (
     LOGPROBS,
     TOKEN_IDS,
@@ -14,6 +15,7 @@ from env_worker.model.dialects.base import (
     Question,
     RoutingRows,
 )
+from env_worker.model.errors import MalformedAnswerError
 from env_worker.model.fields.json_values import (
     ABSENT,
     AbsentError,
@@ -28,13 +30,14 @@ from env_worker.model.fields.logprobs import sampled_logprobs, top_logprobs
 from env_worker.model.fields.masks import sampling_mask
 from env_worker.model.fields.messages import finish_reason
 from env_worker.model.fields.sampling import heads_wanted
+from env_worker.model.fields.sizes import MAX_TURN_BYTES, text_bytes
 from env_worker.model.fields.versions import weight_versions
 from env_worker.model.json_pieces import LargeObject
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from env_worker.domain import Int32Array, Message
+    from env_worker.domain import Int32Array, Message, Part
     from env_worker.model.fields.logprob_shapes import Candidates, Sampled
     from env_worker.model.fields.routing import Placed
 
@@ -44,6 +47,10 @@ ROUTED_EXPERTS: Final = "routed_experts"
 SAMPLING_MASK: Final = "sampling_mask"
 TOP_LOGPROBS: Final = "top_logprobs"
 
+_TOKEN_BYTES: Final = 9
+"""Of a node: an int32, a bool and a float32."""
+_FRAME_BYTES: Final = 16
+"""What frames a text in a message, or more."""
 _MOST_REASON: Final = 500
 """Characters of a hole's reason, as nodes have them."""
 
@@ -68,12 +75,52 @@ def begin(response: Mapping[str, Any], choice: Mapping[str, Any], message: Messa
     )
 
 
-async def read_aside(response: Mapping[str, Any], read: Callable[[], Answer]) -> Answer:
-    """What `read` makes of `response`: in a thread if there is much to read, so that the loop's other runs
+async def aside(read: Callable[[], T], *responses: Mapping[str, Any]) -> T:
+    """What `read` makes of `responses`: in a thread if there is much to read, so that the loop's other runs
     go on."""
-    if isinstance(response, LargeObject):
+    if any(isinstance(response, LargeObject) for response in responses):
         return await asyncio.to_thread(read)
     return read()
+
+
+async def read_aside(read: Callable[[], Answer], *responses: Mapping[str, Any]) -> Answer:
+    """As `aside`. MalformedAnswerError if the answer is too large for a node of a trace."""
+
+    def fitting() -> Answer:
+        answer = read()
+        check_node(answer)
+        return answer
+
+    return await aside(fitting, *responses)
+
+
+def check_node(answer: Answer) -> None:
+    """MalformedAnswerError if `answer` is too large for a node of a trace."""
+    if (size := node_bytes(answer)) > MAX_TURN_BYTES:
+        raise MalformedAnswerError(
+            f"the engine's answer makes a node of {size} bytes with its tokens, the limit is "
+            f"{MAX_TURN_BYTES}; lower max_tokens, or check the engine's URL and dialect"
+        )
+
+
+def node_bytes(answer: Answer) -> int:
+    """What the node of `answer` has on the wire, or a little more."""
+    message = answer.message
+    texts = [message.reasoning, message.extra_json, message.tool_call_id, message.name]
+    if isinstance(message.content, str):
+        texts.append(message.content)
+    else:
+        texts += map(_text, message.content)
+    for call in message.tool_calls:
+        texts += call.id, call.name, call.arguments
+    tokens = sum(len(ids) for ids in (answer.prompt_ids, answer.sampled_ids) if ids is not None)
+    return sum(map(text_bytes, texts)) + len(texts) * _FRAME_BYTES + tokens * _TOKEN_BYTES
+
+
+def _text(part: Part) -> str:
+    match part:
+        case TextPart(text) | ImagePart(text) | JsonPart(text):
+            return text
 
 
 class AnswerReader:

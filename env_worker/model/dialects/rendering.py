@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from env_worker.model.dialects.reading import aside
 from env_worker.model.errors import MalformedAnswerError
 from env_worker.model.fields.json_values import FieldError, get_list, get_object, integers
+from env_worker.model.fields.sizes import check_sent, check_sent_ids
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,10 +41,16 @@ class Rendered(NamedTuple):
 
 
 async def render(post: Post, chat_request: Mapping[str, Any]) -> Rendered:
-    """Render a chat request. MalformedAnswerError if what comes back has no prompt."""
+    """Render a chat request. MalformedAnswerError if what comes back has no prompt, or cannot be sent on."""
     response = await post(_PATH, chat_request)
+    return await aside(partial(_rendered, response), response)
+
+
+def _rendered(response: Mapping[str, Any]) -> Rendered:
     try:
-        prompt_ids = integers(get_list(response, "token_ids"), "token_ids")
+        ids = get_list(response, "token_ids")
+        check_sent_ids(ids, _PATH)
+        prompt_ids = integers(ids, "token_ids")
     except FieldError as error:
         raise MalformedAnswerError(
             f"{_PATH} gave no prompt: {error}; it needs vLLM 0.24 or later, without --tokens-only"
@@ -53,6 +62,7 @@ async def render(post: Post, chat_request: Mapping[str, Any]) -> Rendered:
     request = _set_values(response)
     request.pop("request_id", None)
     request["sampling_params"] = _set_values(get_object(response, "sampling_params"))
+    check_sent({key: value for key, value in request.items() if key != "token_ids"}, f"answer of {_PATH}")
     return Rendered(request, prompt_ids)
 
 

@@ -58,7 +58,7 @@ class SGLangChat:
             _START_KEY,
             question.rows_from if routed else 0,
         )
-        return await read_aside(response, partial(_read, response, question, options, start))
+        return await read_aside(partial(_read, response, question, options, start), response)
 
 
 def _body(question: Question, options: EngineOptions) -> JsonObject:

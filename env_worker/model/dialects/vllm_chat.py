@@ -59,7 +59,7 @@ class VllmChat:
         response, start = await post_from(
             post, "chat/completions", _body(question), START_KEY, question.rows_from if routed else 0
         )
-        return await read_aside(response, partial(_read, response, question, options, start))
+        return await read_aside(partial(_read, response, question, options, start), response)
 
 
 def chat_keys(question: Question) -> JsonObject:

@@ -59,7 +59,7 @@ class VllmCompletions:
         response, start = await post_from(
             post, "completions", body, START_KEY, rendered.rows_from(question) if routed else 0
         )
-        return await read_aside(response, partial(_read, response, question, options, start))
+        return await read_aside(partial(_read, response, question, options, start), response)
 
 
 def _body(question: Question, rendered: Rendered) -> JsonObject:

@@ -17,6 +17,7 @@ from env_worker.model.dialects.reading import (
     ROUTED_EXPERTS,
     SAMPLING_MASK,
     AnswerReader,
+    aside,
     asked_for,
     begin,
     read_aside,
@@ -36,6 +37,7 @@ from env_worker.model.fields.logprob_shapes import chat_candidates, chat_sampled
 from env_worker.model.fields.messages import assistant_message, finish_reason, first_choice
 from env_worker.model.fields.routing import vllm_rows
 from env_worker.model.fields.sampling import extra_keys, heads_wanted
+from env_worker.model.fields.sizes import check_sent, check_sent_ids
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -82,42 +84,50 @@ class VllmGenerate:
             if asked and (why := _no_mask(rendered.sampling_params)):
                 refusal.args = (f"{refusal}; {why}",)
             raise
-        choice = await self._parsed(post, rendered, chat_request, first_choice(response))
+        parsed = await self._parsed(post, rendered, chat_request, response)
         return await read_aside(
-            response, partial(_read, response, choice, rendered, question, options, start)
+            partial(_read, response, parsed, rendered, question, options, start), response, parsed
         )
 
     async def _parsed(
-        self, post: Post, rendered: Rendered, chat_request: JsonObject, choice: Mapping[str, Any]
+        self, post: Post, rendered: Rendered, chat_request: JsonObject, response: Mapping[str, Any]
     ) -> Mapping[str, Any]:
-        """A chat choice with the message that the sampled ids are. MalformedAnswerError if there are none."""
-        try:
-            ids = get_list(choice, "token_ids")
-            integers(ids, "token_ids")
-        except FieldError as error:
-            raise MalformedAnswerError(f"{_PATH} gave no tokens to make a message of: {error}") from None
-        if not ids:  # as when it was aborted at once; derender refuses it
-            return {"message": Message.assistant().to_openai(), "finish_reason": finish_reason(choice)}
+        """A chat response with the message that the sampled ids are. MalformedAnswerError if there are none,
+        or they cannot be sent on."""
+        sampled = await aside(partial(_sampled, first_choice(response)), response)
+        if not sampled["token_ids"]:  # as when it was aborted at once; derender refuses it
+            message = Message.assistant().to_openai()
+            return {"choices": [{"message": message, "finish_reason": sampled["finish_reason"]}]}
         prompt_ids = rendered.prompt_ids.tolist()
-        generated = {
-            "request_id": "derender",
-            "choices": [
-                {
-                    "index": 0,
-                    "token_ids": ids,
-                    "finish_reason": finish_reason(choice) or None,
-                    "stop_reason": choice.get("stop_reason"),
-                }
-            ],
-            "prompt_token_ids": prompt_ids,
-        }
         request = {
             "model": chat_request["model"],
-            "generate_response": generated,
+            "generate_response": {
+                "request_id": "derender",
+                "choices": [sampled],
+                "prompt_token_ids": prompt_ids,
+            },
             "prompt_tokens": len(prompt_ids),
             "chat_request": chat_request,
         }
-        return first_choice(await post(_DERENDER_PATH, request))
+        return await post(_DERENDER_PATH, request)
+
+
+def _sampled(choice: Mapping[str, Any]) -> JsonObject:
+    """What derender needs of a choice."""
+    try:
+        ids = get_list(choice, "token_ids")
+        check_sent_ids(ids, _PATH)
+        integers(ids, "token_ids")
+    except FieldError as error:
+        raise MalformedAnswerError(f"{_PATH} gave no tokens to make a message of: {error}") from None
+    stop = choice.get("stop_reason")
+    check_sent(stop, f"stop_reason of {_PATH}")
+    return {
+        "index": 0,
+        "token_ids": ids,
+        "finish_reason": finish_reason(choice) or None,
+        "stop_reason": stop,
+    }
 
 
 def _body(question: Question, rendered: Rendered, start: int) -> JsonObject:
@@ -157,9 +167,9 @@ def _read(
     options: EngineOptions,
     start: int,
 ) -> Answer:
-    choice = first_choice(response)
-    answer = begin(response, choice, assistant_message(parsed))
-    answer.finish_reason = finish_reason(parsed) or answer.finish_reason
+    choice, chat_choice = first_choice(response), first_choice(parsed)
+    answer = begin(response, choice, assistant_message(chat_choice))
+    answer.finish_reason = finish_reason(chat_choice) or answer.finish_reason
     answer.model = answer.model or question.model
     reader = AnswerReader(answer, asked_for(question, options, TOKEN_IDS, LOGPROBS))
     # Given back from 0.28 on, with the places of images filled in.

@@ -41,15 +41,15 @@ def get_object(parent: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else _NO_OBJECT
 
 
-def get_text(parent: Mapping[str, Any], key: str) -> str:
-    """The text at `key`, without lone surrogates; "" where there is none."""
+def get_text(parent: Mapping[str, Any], key: str, most: int | None = None) -> str:
+    """The text at `key`, or its first `most` characters, without lone surrogates; "" where there is none."""
     value = parent.get(key)
-    return clean_text(value) if isinstance(value, str) else ""
+    return clean_text(value[:most]) if isinstance(value, str) else ""
 
 
 def get_name(parent: Mapping[str, Any], key: str) -> str:
     """As `get_text`, of something short: what is over MAX_NAME characters is cut."""
-    return get_text(parent, key)[:MAX_NAME]
+    return get_text(parent, key, MAX_NAME)
 
 
 def get_count(parent: Mapping[str, Any], key: str) -> int | None:

@@ -55,10 +55,11 @@ def sampled_logprobs(given: Sampled, sampled: Int32Array) -> Float32Array:
 
 def top_logprobs(given: Candidates, sampled: Int32Array, width: int) -> TopLogprobs:
     """Up to `width` candidates of each sampled token, itself the first, each id once. Missing values are left
-    out, and with them ids that mean nothing.
+    out, and with them ids that mean nothing. Where the sampled token's own is missing nothing is left: the
+    count is 0, as where the engine gives no candidates, or the best of the others would be taken for it.
 
     FieldError if another token is the first of its candidates, a value is no log-probability, nothing is
-    left, or no token has as many as `width` though none were left out: the engine was not asked for them.
+    left, or no token came with as many as `width`, values or none: the engine was not asked for them.
     """
     ids, values = _ids(given.names), numbers(given.values, "top_logprobs")
     counts = np.array(given.counts, np.int64)
@@ -77,14 +78,18 @@ def top_logprobs(given: Candidates, sampled: Int32Array, width: int) -> TopLogpr
             "--logprobs-mode raw_logprobs or processed_logprobs"
         )
     tokens = np.repeat(np.arange(len(counts)), counts)
-    kept = ~_missing(values) & ~_repeated(tokens, ids)
-    tokens, ids, values = tokens[kept], ids[kept], values[kept]
-    counts = np.bincount(tokens, minlength=len(counts))
-    if kept.all() and 0 < (most := counts.max(initial=0)) < width:
+    once = ~_repeated(tokens, ids)
+    if 0 < (most := np.bincount(tokens[once]).max(initial=0)) < width:
         raise FieldError(
             f"top_logprobs has at most {most} candidates for any of {len(counts)} sampled tokens, expected "
             f"{width}; check how many the engine's server allows"
         )
+    there = ~_missing(values)
+    headless = np.zeros(len(counts), np.bool_)
+    headless[some] = ~there[starts[some]]
+    kept = once & there & ~headless[tokens]
+    tokens, ids, values = tokens[kept], ids[kept], values[kept]
+    counts = np.bincount(tokens, minlength=len(counts))
     within = np.arange(len(tokens)) - np.repeat(np.cumsum(counts) - counts, counts)
     kept = within < width
     if len(counts) and not kept.any():
@@ -119,11 +124,11 @@ def _ids(names: list[Any]) -> Int32Array:
     if not names or not isinstance(names[0], str):
         return integers(names, "token ids of logprobs")
     try:
-        text = "".join(names)
-        told = text.count(_PREFIX)
-        text = text.replace(_PREFIX, " ")
-        strange = text.encode().translate(None, b" 0123456789")
-        if told == len(names) and not strange and not text.endswith(" "):
+        text = "\n" + "\n".join(names)
+        told = text.count("\n" + _PREFIX)
+        whole = told == text.count("\n") == len(names)  # else one begins otherwise, or has several lines
+        text = text.replace("\n" + _PREFIX, "\n")
+        if whole and not text.encode().translate(None, b"\n0123456789"):
             ids = np.fromstring(text, np.int64, sep=" ")
             if len(ids) == told and not (ids.size and ids.max() > MAX_INT32):
                 return ids.astype(np.int32)

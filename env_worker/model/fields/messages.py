@@ -9,6 +9,7 @@ from env_worker.domain import Message
 from env_worker.domain.text import clean_text
 from env_worker.model.errors import MalformedAnswerError
 from env_worker.model.fields.json_values import get_name, get_object, get_text, shown
+from env_worker.model.fields.sizes import check_message
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,10 +18,14 @@ logger = logging.getLogger(__name__)
 
 _MOST_KEYS: Final = 10
 _MOST_WORDS: Final = 300
-"""Characters of a key's name, and of what the engine says beside an answer that it gave up."""
-_GIVEN_UP: Final = frozenset({"abort", "error"})
-"""Finish reasons of what is no answer: of vLLM and SGLang when they were paused, or told to abort requests,
-and of gateways whose engine failed."""
+"""Characters of a key's name."""
+_MOST_SAID: Final = 1 << 16
+"""Characters of the engine's own words that are looked at; fewer are told."""
+_GIVEN_UP: Final = frozenset({"abort", "aborted", "cancelled", "canceled", "error"})
+"""Finish reasons of what is no answer, in any case: `abort` of vLLM and SGLang when they were paused, or told
+to abort requests, the others of gateways whose engine failed or was stopped. Others of theirs are answers:
+stop, length, tool_calls, function_call, content_filter, repetition."""
+_NO_ANSWER: Final = "which is no answer: the engine gave the request up"
 _MESSAGE_KEYS: Final = frozenset(
     {"role", "content", "reasoning", "reasoning_content", "tool_calls", "tool_call_id", "name"}
 )
@@ -33,8 +38,7 @@ def first_choice(response: Mapping[str, Any]) -> Mapping[str, Any]:
     if isinstance(choices, list) and choices and isinstance(choices[0], dict):
         return choices[0]
     error = response.get("error")
-    words = error if isinstance(error, str) else get_text(get_object(response, "error"), "message")
-    said = f"; it says: {clean_text(words)}" if words else ""  # whole: what is secret is not cut here
+    said = f"; it says: {words}" if (words := _said(error)) else ""
     keys = ", ".join(clean_text(str(key)[:_MOST_WORDS]) for key in list(response)[:_MOST_KEYS])
     raise MalformedAnswerError(
         f"the engine's response has no choices, but the keys {keys or 'of an empty object'}; check the "
@@ -44,13 +48,15 @@ def first_choice(response: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def assistant_message(choice: Mapping[str, Any]) -> Message:
     """`message` of a chat choice, with nothing in it lost, unless what stands beside it nests too deeply to
-    be written as JSON again. MalformedAnswerError if it is no message of an assistant."""
+    be written as JSON again. MalformedAnswerError if it is no message of an assistant, or too large for
+    one: see `sizes`."""
     value = choice.get("message")
     if not isinstance(value, dict):
         raise MalformedAnswerError(
             f"message of the engine's response is {shown(value)}, expected a chat message; check the "
             "engine's URL and dialect"
         )
+    check_message(value)
     role = value.get("role")
     if role not in (None, "assistant"):
         raise MalformedAnswerError(
@@ -63,7 +69,7 @@ def assistant_message(choice: Mapping[str, Any]) -> Message:
         try:
             message = Message.from_openai(kept)
         except (TypeError, ValueError, RecursionError) as error:
-            problem = problem or str(error)
+            problem = problem or str(error)[:_MOST_SAID]
             continue
         if problem:
             # Not what they are: it has the engine's words.
@@ -73,13 +79,14 @@ def assistant_message(choice: Mapping[str, Any]) -> Message:
 
 
 def text_message(choice: Mapping[str, Any]) -> Message:
-    """`text` of a completion, as it is. MalformedAnswerError if there is none."""
+    """`text` of a completion, as it is. MalformedAnswerError if there is none, or too much for a message."""
     value = choice.get("text")
     if not isinstance(value, str):
         raise MalformedAnswerError(
             f"text of the engine's response is {shown(value)}, expected a text; check the engine's URL and "
             "dialect"
         )
+    check_message({"content": value})
     return Message.assistant(clean_text(value))
 
 
@@ -95,8 +102,22 @@ def given_up(response: Mapping[str, Any]) -> str:
     if not isinstance(choice, dict):
         return ""
     for told in (choice, get_object(choice, "meta_info")):
-        if (reason := finish_reason(told)) in _GIVEN_UP:
-            words = get_text(get_object(told, "finish_reason"), "message")
-            said = f": {words}" if words else ""
-            return f"finish_reason {reason!r}, which is no answer: the engine gave the request up{said}"
+        if (reason := finish_reason(told)).lower() in _GIVEN_UP:
+            return f"finish_reason {reason!r}, {_NO_ANSWER}{_behind(get_object(told, 'finish_reason'))}"
+    for told in (choice, response):
+        error = told.get("error")
+        if any(error.values()) if isinstance(error, dict) else error:
+            return f"an error beside its choices, {_NO_ANSWER}{_behind(error)}"
     return ""
+
+
+def _behind(error: object) -> str:
+    return f": {words}" if (words := _said(error)) else ""
+
+
+def _said(error: object) -> str:
+    """What an `error` of a response says to people. Not cut to what is told: what is secret in it is looked
+    for as a whole."""
+    if isinstance(error, str):
+        return clean_text(error[:_MOST_SAID])
+    return get_text(error, "message", _MOST_SAID) if isinstance(error, dict) else ""

@@ -128,3 +128,19 @@ async def test_a_good_answer_is_not_lost_for_what_stands_beside_it(
     )
     assert "keys that cannot be carried" in caplog.text
     assert "PROMPT" not in caplog.text
+
+
+async def test_words_of_any_length_are_cut_before_they_are_looked_at() -> None:
+    long = "é\ud83d" * 100_000
+    answer = await ask("openai-chat", {**vllm_chat(finish_reason=long), "model": long})
+    assert (len(answer.model), len(answer.finish_reason)) == (256, 256)
+    for error in (long, {"message": long}):
+        with pytest.raises(MalformedAnswerError) as raised:
+            await ask("openai-chat", {"error": error})
+        assert len(str(raised.value)) < 70_000
+
+
+async def test_more_spans_of_weights_than_a_call_may_have_are_a_hole() -> None:
+    spans = [{"version": "v", "start": at, "end": at + 1} for at in range(4097)]
+    answer = await ask("vllm-chat", vllm_chat(weight_versions=spans))
+    assert answer.holes["weight_versions"] == "weight_versions has 4097 spans, the limit is 4096"

@@ -30,6 +30,8 @@ from tests.engine import (
     refused,
 )
 from tests.helpers.engine_models import QUESTION, Pauses, active, errors_of, model_of, new_trace
+from tests.helpers.scripted_http import ScriptedHttp, says
+from tests.unit.worker.model.responses import derendered, rendered, vllm_generate
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -157,6 +159,56 @@ async def test_what_the_engine_gave_up_is_no_answer_and_asked_again(
     assert error is not None
     assert error.phase == "model"
     assert f"finish_reason '{word}', which is no answer" in error.message
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"finish_reason": "Abort"},
+        {"finish_reason": "aborted"},
+        {"finish_reason": "cancelled"},
+        {"finish_reason": {"type": "ERROR", "message": "out of memory"}},
+        {"error": {"message": "out of memory", "code": 502}},
+        {"error": "out of memory"},
+    ],
+)
+@pytest.mark.parametrize("beside", [False, True])
+async def test_so_is_one_that_says_so_in_other_words(change: dict[str, Any], beside: bool) -> None:
+    def edit(told: Any) -> Any:
+        (told if beside and "error" in change else told["choices"][0]).update(change)
+        return told
+
+    trace = new_trace()
+    async with ScriptedEngine(reply=[Reply("half", edit=edit), Reply("whole")]) as engine:
+        turn = await model_of(engine).chat(trace, [QUESTION])
+    assert turn.message.text == "whole"
+    assert errors_of(trace) == [(1, "EngineAbortedError"), (2, "")]
+    error = trace.calls[0].error
+    assert error is not None
+    assert "which is no answer: the engine gave the request up" in error.message
+    assert ("out of memory" in error.message) == ("out of memory" in str(change))
+
+
+async def test_what_is_given_up_may_be_the_parsing_alone() -> None:
+    failed = {**derendered(), "error": {"message": "out of memory"}}
+    scripts = map(says, (rendered(), vllm_generate(), failed, derendered()))
+    trace = new_trace()
+    async with ScriptedHttp(*scripts) as server:
+        engine = Engine(server.url, "m", "vllm-generate")
+        await EngineModel(engine, backoff=Backoff(sleep=Pauses().sleep)).chat(trace, [QUESTION])
+        assert [seen.path for seen in server.requests][2:] == ["/v1/chat/completions/derender"] * 2
+    assert errors_of(trace) == [(1, "EngineAbortedError"), (1, "")]
+
+
+@pytest.mark.parametrize("said", [None, {}, "", False, {"message": None, "code": None}])
+async def test_an_error_that_says_nothing_is_none(said: Any) -> None:
+    def edit(told: Any) -> Any:
+        told["error"] = told["choices"][0]["error"] = said
+        return told
+
+    trace = new_trace()
+    async with ScriptedEngine(reply=[Reply("whole", edit=edit)]) as engine:
+        assert (await model_of(engine).chat(trace, [QUESTION])).message.text == "whole"
 
 
 async def test_what_the_engine_gives_up_each_time_is_an_error_and_no_turn() -> None:

@@ -72,6 +72,10 @@ def test_a_logprob_of_another_token_is_refused(names: list[Any]) -> None:
         ["token_id:5", "token_id:" + "9" * 5000],
         ["token_id:5", "token_id:\ud800"],
         ["token_id:5", "token_id:٥"],
+        ["token_id:", "5token_id:6"],
+        ["token_id:5token_id:6", ""],
+        ["token_id:5\ntoken_id:6", ""],
+        ["token_id:5 6", "token_id:"],
         ["token_id:5", 6],
         ["token_id:5", None],
         [5, True],
@@ -97,7 +101,7 @@ def test_a_head_has_the_sampled_token_first_each_id_once_and_at_most_the_width()
     assert head.ids.tolist() == [5, 7, 6]
     assert head.logprobs.tolist() == [np.float32(value) for value in (-2.0, -0.1, -0.5)]
     assert head.counts.tolist() == [2, 1]
-    assert top_logprobs(given, ids(5, 6), 9).ids.tolist() == [5, 7, 9, 6]
+    assert top_logprobs(given, ids(5, 6), 4).ids.tolist() == [5, 7, 9, 6]
 
 
 def test_a_sampled_token_without_candidates_has_a_count_of_zero() -> None:
@@ -106,16 +110,39 @@ def test_a_sampled_token_without_candidates_has_a_count_of_zero() -> None:
         top_logprobs(Candidates([], [], [0, 0]), ids(5, 6), 3)
 
 
-def test_heads_narrower_than_asked_for_are_refused_unless_some_were_left_out() -> None:
-    narrow = Candidates([5, 7, 6], [-1.0, -2.0, -1.0], [2, 1])
+def test_a_head_whose_sampled_token_has_no_value_is_none() -> None:
+    values = [-9999.0, -0.5, -1.5, -0.1, -2.0, -3.0]
+    head = top_logprobs(Candidates(named(7, 8, 9, 5, 6, 4), values, [3, 3]), ids(7, 5), 3)
+    assert (head.ids.tolist(), head.counts.tolist()) == ([5, 6, 4], [0, 3])
+    again = Candidates(
+        [7, 8, 7, 5], [None, -0.5, -0.7, -0.1], [3, 1]
+    )  # its first entry is the one that counts
+    assert top_logprobs(again, ids(7, 5), 2).counts.tolist() == [0, 1]
+    with pytest.raises(FieldError, match="no candidate with a value for any of 1"):
+        top_logprobs(Candidates([7, 8], [math.nan, -0.5], [2]), ids(7), 2)
+
+
+@pytest.mark.parametrize(
+    ("names", "values", "counts"),
+    [
+        ([5, 7, 6], [-1.0, -2.0, -1.0], [2, 1]),
+        ([5, 7, 5, 6], [-1.0, -2.0, -1.0, -1.0], [3, 1]),  # one came twice
+        ([5, 7, 6, 8], [-1.0, -2.0, -1.0, -9999.0], [2, 2]),  # one has no value
+        ([5, 7, 6, 8], [-1.0, -2.0, None, -1.0], [2, 2]),
+    ],
+)
+def test_heads_narrower_than_asked_for_are_refused(
+    names: list[int], values: list[float | None], counts: list[int]
+) -> None:
+    narrow = Candidates(names, values, counts)
     with pytest.raises(FieldError, match="at most 2 candidates for any of 2 sampled tokens, expected 3"):
         top_logprobs(narrow, ids(5, 6), 3)
-    assert top_logprobs(narrow, ids(5, 6), 2).counts.tolist() == [2, 1]
-    # Outside of the nucleus there are none, and an id may come twice.
-    outside = Candidates([5, 7, 6, 8], [-1.0, -2.0, -1.0, -9999.0], [2, 2])
+    assert top_logprobs(narrow, ids(5, 6), 2).counts[0] == 2
+
+
+def test_candidates_outside_of_the_nucleus_were_given_though_they_have_no_value() -> None:
+    outside = Candidates([5, 7, 9, 6, 8], [-1.0, -2.0, -9999.0, -1.0, -9999.0], [3, 2])
     assert top_logprobs(outside, ids(5, 6), 3).counts.tolist() == [2, 1]
-    twice = Candidates([5, 7, 5, 6], [-1.0, -2.0, -1.0, -1.0], [3, 1])
-    assert top_logprobs(twice, ids(5, 6), 3).counts.tolist() == [2, 1]
 
 
 def test_candidates_of_another_token_are_refused() -> None:
@@ -143,6 +170,7 @@ def test_heads_are_what_a_plain_loop_makes(
 ) -> None:
     sampled = [head[0][0] if head else 3 for head in heads]
     expected = []
+    offered = 0
     for head in heads:
         kept: dict[int, float] = {}
         seen = set()
@@ -150,12 +178,12 @@ def test_heads_are_what_a_plain_loop_makes(
             if token not in seen and value is not None and value > -9999:
                 kept[token] = value
             seen.add(token)
-        expected.append(list(kept.items()))
+        offered = max(offered, len(seen))
+        expected.append(list(kept.items()) if head and head[0][0] in kept else [])
     flat = [pair for head in heads for pair in head]
     names = named(*(token for token, _ in flat)) if by_text else [token for token, _ in flat]
     candidates = Candidates(names, [value for _, value in flat], list(map(len, heads)))
-    whole = sum(map(len, expected)) == len(flat)
-    if not any(expected) or (whole and max(map(len, expected)) < width):
+    if not any(expected) or offered < width:
         with pytest.raises(FieldError):
             top_logprobs(candidates, ids(*sampled), width)
         return

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import threading
+import zlib
+from collections import Counter
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
 from aiohttp import web
 
-from env_worker.model import body_budget, response
+from env_worker.model import body_budget, json_pieces, response
 from env_worker.model.errors import EngineRefusedError, EngineUnreachableError, MalformedAnswerError
 from env_worker.model.http import Connections
 from env_worker.model.retry import TryFailedError
-from tests.helpers.scripted_http import Hangs, ScriptedHttp, breaks_off, failure, post, raw, says
+from env_worker.model.unpacking import Unpacker
+from tests.helpers.scripted_http import Hangs, Script, ScriptedHttp, breaks_off, failure, post, raw, says
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Iterator
 
 KIB = 1024
 LARGE = json.dumps({"x": "y" * response.LARGE_BYTES}).encode()
@@ -146,3 +151,110 @@ async def test_what_may_unpack_to_any_size_is_not_unpacked(engines: Connections,
     failed = await failure(engines, says({"error": "?"}, status=500, headers={"Content-Encoding": coding}))
     assert isinstance(failed.error, EngineRefusedError)
     assert failed.error.retryable
+
+
+def packed(data: bytes, coding: str) -> bytes:
+    """As a server packs it; "bare" is deflated without zlib's header, as some do."""
+    if coding == "gzip":
+        return gzip.compress(data)
+    packer = zlib.compressobj(wbits=-zlib.MAX_WBITS if coding == "bare" else zlib.MAX_WBITS)
+    return packer.compress(data) + packer.flush()
+
+
+def sends(data: bytes, coding: str, *, step: int | None = None, status: int = 200) -> Script:
+    """Answers with packed bytes, so many at a time."""
+
+    async def script(request: web.Request) -> web.StreamResponse:
+        streamed = web.StreamResponse(status=status, headers={"Content-Encoding": coding})
+        await streamed.prepare(request)
+        for at in range(0, len(data), step or len(data)):
+            await streamed.write(data[at : at + (step or len(data))])
+        return streamed
+
+    return script
+
+
+@pytest.mark.parametrize("step", [None, 1])
+@pytest.mark.parametrize("coding", ["gzip", "x-gzip", "deflate", "bare"])
+async def test_what_is_packed_arrives_whole(engines: Connections, coding: str, step: int | None) -> None:
+    told = {"x": [str(number) for number in range(10_000 if step is None else 10)]}
+    data = packed(json.dumps(told).encode(), coding.removeprefix("x-"))
+    script = sends(data, "deflate" if coding == "bare" else coding, step=step)
+    async with ScriptedHttp(script) as server:
+        assert await post(engines, server) == told
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+async def test_what_is_packed_and_breaks_off_may_be_asked_for_again(
+    engines: Connections, coding: str
+) -> None:
+    data = packed(b'{"x": 1}' + bytes(range(256)) * 100, coding)
+    for sent, why in (
+        (data[:-20], f"EOFError no end of {coding}"),
+        (b"\xff" * 40, "broke off: error Error -3"),
+    ):
+        failed = await failure(engines, sends(sent, coding))
+        assert isinstance(failed.error, EngineUnreachableError)
+        assert failed.error.retryable
+        assert why in str(failed.error)
+
+
+async def test_no_more_is_unpacked_than_there_is_room_for(engines: Connections) -> None:
+    """However little it was packed: the rest waits until others are done."""
+    holds = engines._budget.share()
+    await holds.grow(BUDGET)
+    size = 20 << 20
+    data = gzip.compress(b'{"x":"' + b"a" * size + b'"}')
+    assert len(data) < 64 * KIB
+    asked: list[int] = []
+    grow = body_budget.Share.grow
+
+    async def noted(self: body_budget.Share, size: int) -> None:
+        asked.append(size)
+        await grow(self, size)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(body_budget.Share, "grow", noted)
+        async with ScriptedHttp(sends(data, "gzip")) as server:
+            asking = asyncio.create_task(post(engines, server))
+            await until(lambda: bool(engines._budget._waiting))
+            assert asked[0] < 200 * KIB
+            holds.give_back()
+            assert len((await asking)["x"]) == size
+    assert all(after < 2 * before for before, after in pairwise(asked))
+
+
+async def test_an_error_that_was_packed_is_unpacked_as_far_as_it_is_told(engines: Connections) -> None:
+    unpacked: Counter[str] = Counter()
+    original = Unpacker.pieces
+
+    def counted(self: Unpacker, data: bytes) -> Iterator[bytes]:
+        for piece in original(self, data):
+            unpacked["bytes"] += len(piece)
+            yield piece
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Unpacker, "pieces", counted)
+        failed = await failure(engines, sends(gzip.compress(b"[" + b"[]," * (8 << 20)), "gzip", status=503))
+    assert failed.error.status == 503
+    assert "[[],[]," in str(failed.error)
+    assert unpacked["bytes"] <= 192 * KIB
+    words = gzip.compress(json.dumps({"error": {"message": "slow down"}}).encode())
+    failed = await failure(engines, sends(words, "gzip", status=429))
+    assert str(failed.error).endswith("status 429: slow down")
+
+
+async def test_json_that_is_built_as_no_answer_is_is_not_asked_for_again(
+    engines: Connections, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_pieces, "MOST_KEYS", 1000)
+    blank = b" " * response.LARGE_BYTES
+    for body, why in (
+        (b'{"a":1,' + b'"k":1,' * 1000 + blank + b'"z":0}', "no more than 1000 keys in an object"),
+        (b'{"a":' + b"[" * 300 + blank + b"]" * 300 + b"}", "no more than 200 large lists"),
+        (b'{"a":' + b"1" * (2 << 20) + b"}", "expected a number of fewer than 1048576 bytes"),
+    ):
+        failed = await failure(engines, raw(body))
+        assert isinstance(failed.error, MalformedAnswerError)
+        assert not failed.error.retryable
+        assert why in str(failed.error)

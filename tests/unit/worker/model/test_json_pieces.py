@@ -10,16 +10,36 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from env_worker.model import json_pieces
-from env_worker.model.json_pieces import LargeObject, decode
+from env_worker.model.json_pieces import JsonLimitError, LargeObject, decode
 
 WINDOWS = st.integers(16, 80)
 BLANKS = st.sampled_from(["", "", "", " ", "\n", "\t \r\n", " " * 40])
+ESCAPES = st.lists(
+    st.sampled_from(
+        [
+            r"\\",
+            r"\"",
+            r"\n",
+            r"\ud83d",
+            r"\ude00",
+            r"\ud83d\ude00",
+            r"\u0041",
+            "a",
+            "é",
+            "🙂",
+            "\ud83d",
+            "dd",
+        ]
+    ),
+    max_size=40,
+).map(lambda units: f'"{"".join(units)}"')
 SCALARS = st.one_of(
     st.none().map(json.dumps),
     st.integers().map(json.dumps),
     st.floats().map(json.dumps),  # NaN and infinities among them
     st.text().map(json.dumps),
     st.text(max_size=60).map(lambda text: json.dumps(text, ensure_ascii=False)),
+    ESCAPES,
     st.text('\\"/,[]{}:é🦜').map(lambda text: json.dumps(text, ensure_ascii=False)),
     st.sampled_from(
         ["true", "-0", "1E+5", "12.50e-03", "1" * 50, r'"\ud83d\ude00"', r'"\ud83d"', r'"\/"', '"\ud800"']
@@ -101,8 +121,20 @@ def test_objects_are_made_by_the_hook() -> None:
 def test_large_containers_are_bounded_in_depth() -> None:
     assert_same(b"[" * 150 + b"]" * 150, 16)
     for data in (b"[" * 500 + b"]" * 500, b"[" * 1_000_000, b'{"a":' * 500 + b"1" + b"}" * 500):
-        with pytest.raises(ValueError, match="no more than 200 large lists and objects"):
+        with pytest.raises(JsonLimitError, match="no more than 200 large lists and objects"):
             decode(data, window=16)
+
+
+def test_objects_and_numbers_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_pieces, "MOST_KEYS", 100)
+    pairs = ",".join(f'"{key}":[]' for key in range(100))
+    assert_same(f"{{{pairs}}}".encode(), 32)
+    with pytest.raises(JsonLimitError, match="no more than 100 keys in an object at byte"):
+        decode(f'{{{pairs},"a":1}}'.encode(), window=32)
+    monkeypatch.setattr(json_pieces, "_MOST_DIGITS", 100)
+    assert_same(b"[1." + b"1" * 97 + b"]", 32)
+    with pytest.raises(JsonLimitError, match="a number of fewer than 100 bytes"):
+        decode(b"[1." + b"1" * 98 + b"]", window=32)
 
 
 def test_an_error_says_where() -> None:
@@ -119,9 +151,10 @@ def test_an_error_says_where() -> None:
         "[" + "12345," * 100_000 + "1]",
         "[" + ("[" + "7," * 999 + "7],") * 200 + "[]]",
         "[" + '{"token":"token_id:5","logprob":-0.5,"top":[{},{}]},' * 5_000 + "{}]",
+        '["' + r"\ud83d\ude00\n\\\"é\\" * 20_000 + '"]',
         '{"a":[1,' + "[[],1]," * 50_000 + '{"b":"\U0001f99c"}]}',
     ],
-    ids=["empty", "flat", "rows", "objects", "mixed"],
+    ids=["empty", "flat", "rows", "objects", "escapes", "mixed"],
 )
 def test_no_call_is_given_more_than_a_window(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     given: list[int] = []
