@@ -7,22 +7,26 @@ imported.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from env_worker.domain import SamplingMask, TopLogprobs
+from env_worker.domain.arrays import int32_vector
+from env_worker.envs.verifiers.sampled import (
+    checked_logprobs,
+    checked_mask,
+    checked_versions,
+    sampled_first,
+)
 from env_worker.model.fields.json_values import FieldError
 from env_worker.model.fields.routing import check_experts
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from env_worker.domain import Node
+    from env_worker.domain import Float32Array, Int32Array, Node, WeightVersionSpan
     from env_worker.model.dialects.base import EngineOptions
-
-MISSING_LOGPROB: Final = -9999.0
-"""Stands in a head for a candidate that the sampling filters have removed: no log-probability."""
 
 
 @dataclass(slots=True)
@@ -38,29 +42,28 @@ class Streams:
 
 def streams(theirs: Any) -> Streams:
     """The streams of a node that fit each other: int32, bool, bool and float32."""
-    found = Streams(
-        np.asarray(theirs.token_ids, np.int32),
-        np.asarray(theirs.mask, np.bool_),
-        np.asarray(theirs.is_content, np.bool_),
-        np.asarray(theirs.logprobs, np.float32),
-    )
-    tokens, none = len(found.token_ids), np.zeros(0, np.bool_)
-    if len(found.mask) != tokens or (found.mask.any() and not theirs.sampled):
-        found.holes["token_ids"] = (
-            f"verifiers gave {tokens} token ids with a mask of {len(found.mask)}, of which "
-            f"{np.count_nonzero(found.mask)} are sampled, for a node with sampled={bool(theirs.sampled)}; "
-            "all were left out"
+    mask, is_content = np.asarray(theirs.mask, np.bool_), np.asarray(theirs.is_content, np.bool_)
+    none = Streams(np.zeros(0, np.int32), mask[:0], mask[:0], np.zeros(0, np.float32))
+    try:
+        token_ids = _token_ids(theirs.token_ids)
+    except ValueError as error:
+        none.holes["token_ids"] = f"{error}; all were left out"
+        return none
+    tokens, sampled = len(token_ids), int(np.count_nonzero(mask))
+    if len(mask) != tokens or (sampled and not theirs.sampled):
+        none.holes["token_ids"] = (
+            f"verifiers gave {tokens} token ids with a mask of {len(mask)}, of which {sampled} are sampled, "
+            f"for a node with sampled={bool(theirs.sampled)}; all were left out"
         )
-        return Streams(found.token_ids[:0], none, none, found.logprobs[:0], found.holes)
-    sampled = int(np.count_nonzero(found.mask))
-    if len(found.is_content) not in (0, tokens):
-        found.holes["is_content"] = f"verifiers gave {len(found.is_content)} flags for {tokens} tokens"
-        found.is_content = none
-    if len(found.logprobs) not in (0, sampled):
-        found.holes["logprobs"] = (
-            f"verifiers gave {len(found.logprobs)} log-probabilities for {sampled} tokens"
-        )
-        found.logprobs = found.logprobs[:0]
+        return none
+    found = Streams(token_ids, mask, is_content, none.logprobs)
+    if len(is_content) not in (0, tokens):
+        found.holes["is_content"] = f"verifiers gave {len(is_content)} flags for {tokens} tokens"
+        found.is_content = none.is_content
+    try:
+        found.logprobs = _logprobs(theirs.logprobs, sampled)
+    except FieldError as error:
+        found.holes["logprobs"] = str(error)
     return found
 
 
@@ -83,17 +86,29 @@ def set_routing(ours: Node, rows: Any, options: EngineOptions) -> str:
 def set_sampled_arrays(ours: Node, theirs: Any) -> dict[str, str]:
     """Set sampling mask and head of a new node where verifiers has them; of those that do not fit, why."""
     holes: dict[str, str] = {}
+    sampled = ours.token_ids[ours.mask]
     if (mask := theirs.sampling_mask) is not None:
         try:
-            ours.sampling_mask = SamplingMask(mask.ids, mask.counts)
-        except ValueError as error:
+            ours.sampling_mask = SamplingMask(mask.ids, mask.counts)  # as many as there are tokens
+            checked_mask(ours.sampling_mask, sampled)
+        except (ValueError, FieldError) as error:
+            ours.sampling_mask = None
             holes["sampling_mask"] = str(error)
     if (head := getattr(theirs, "top_logprobs", None)) is not None:
         try:
-            ours.top_logprobs = _without_missing(TopLogprobs(head.ids, head.logprobs, head.counts))
-        except ValueError as error:
+            ours.top_logprobs = TopLogprobs(head.ids, head.logprobs, head.counts)
+            ours.top_logprobs = sampled_first(ours.top_logprobs, sampled, ours.logprobs)
+        except (ValueError, FieldError) as error:
+            ours.top_logprobs = None
             holes["top_logprobs"] = str(error)
     return holes
+
+
+def weight_versions(theirs: Any) -> tuple[WeightVersionSpan, ...]:
+    """Which weights sampled which tokens of a node, where its engine has told. FieldError if that does not
+    fit them."""
+    spans = getattr(theirs, "weight_versions", None) or ()
+    return checked_versions(spans, int(np.count_nonzero(theirs.mask)))
 
 
 def absent(ours: Node) -> set[str]:
@@ -105,10 +120,15 @@ def absent(ours: Node) -> set[str]:
     return found
 
 
-def _without_missing(head: TopLogprobs) -> TopLogprobs:
-    there = head.logprobs != MISSING_LOGPROB
-    if there.all():
-        return head
-    token = np.repeat(np.arange(len(head.counts)), head.counts)
-    counts = np.bincount(token[there], minlength=len(head.counts)).astype(np.int32)
-    return TopLogprobs(head.ids[there], head.logprobs[there], counts)
+def _token_ids(given: Any) -> Int32Array:
+    ids = int32_vector(given, "token_ids", copy=False)
+    if (least := ids.min(initial=0)) < 0:
+        raise ValueError(f"token_ids holds {least}, expected 0 or more")
+    return ids
+
+
+def _logprobs(given: Any, sampled: int) -> Float32Array:
+    values = np.asarray(given, np.float64)
+    if len(values) not in (0, sampled):
+        raise FieldError(f"verifiers gave {len(values)} log-probabilities for {sampled} tokens")
+    return checked_logprobs(values)

@@ -1,23 +1,25 @@
-"""Messages, tools, calls and errors of verifiers as ours. Duck-typed: the package is not imported."""
+"""Messages, tools and calls of verifiers as ours. Duck-typed: the package is not imported."""
 
 from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from env_worker.domain import Call, EpisodeError, Message, WeightVersionSpan
+from env_worker.domain import Call, Message
 from env_worker.domain.records import MAX_DURATION_SECONDS, MAX_UNIX_SECONDS
 from env_worker.domain.text import clean_text
+from env_worker.envs.verifiers.errors import call_error
+from env_worker.model.fields.json_values import MAX_INT32
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from env_worker.domain import WeightVersionSpan
     from env_worker.domain.text import JsonObject
 
-_PHASES: Final = {"ProviderError": "model", "ToolsetError": "tool"}
-"""Where what verifiers names so happened; all else is the environment's: its harness, sandbox, task."""
 _DIALECTS: Final = (
     ("/chat/completions", "openai-chat"),
     ("/messages", "anthropic-messages"),
@@ -56,39 +58,35 @@ def tools_json(theirs: Iterable[Any]) -> str:
     return clean_text(json.dumps(offered, ensure_ascii=False)) if offered else ""
 
 
-def error(theirs: Any, hide: Callable[[str], str] = str) -> EpisodeError:
-    """An error of a trace or an episode, in the phase that its type tells. `hide` is what is done to its
-    texts, which may repeat what must not be."""
-    return _error(theirs, _PHASES.get(theirs.type, "environment"), time.time(), hide)
-
-
 def call(
     theirs: Any,
     *,
     client: Any,
     attempt: int,
-    weight_versions: Iterable[Any] = (),
+    weight_versions: Iterable[WeightVersionSpan] = (),
     hide: Callable[[str], str] = str,
+    hide_key: Callable[[str], str] = str,
 ) -> Call:
     """A model call. `client` is the agent's client configuration, `attempt` counts from 1, `weight_versions`
-    are the spans of its node, `hide` as of `error`."""
+    are the spans of its node. Both may repeat what must not be: `hide` is what is done to an error's words,
+    `hide_key` to the rest."""
     usage = theirs.usage
     started = _unix(theirs.time.start)
     endpoint, dialect = _where(theirs.endpoint or "", client)
     return Call(
         node=theirs.node,
-        model=clean_text(theirs.model or ""),
+        model=hide_key(clean_text(theirs.model or "")),
         endpoint=endpoint,
         dialect=dialect,
         started_at=started,
         duration_seconds=min(max(0.0, theirs.time.duration), MAX_DURATION_SECONDS - 1),
-        prompt_tokens=0 if usage is None else max(0, usage.input_tokens),
-        completion_tokens=0 if usage is None else max(0, usage.completion_tokens),
-        cached_tokens=None if usage is None else usage.cached_input_tokens,
-        finish_reason=theirs.finish_reason or "",
-        error=None if theirs.error is None else _error(theirs.error, "model", started, hide),
+        prompt_tokens=_count(getattr(usage, "input_tokens", None)) or 0,
+        completion_tokens=_count(getattr(usage, "completion_tokens", None)) or 0,
+        cached_tokens=_count(getattr(usage, "cached_input_tokens", None)),
+        finish_reason=hide_key(clean_text(theirs.finish_reason or "")),
+        error=None if theirs.error is None else call_error(theirs.error, started, hide),
         attempt=attempt,
-        weight_versions=tuple(WeightVersionSpan(s.version, s.start, s.end) for s in weight_versions),
+        weight_versions=tuple(replace(span, version=hide_key(span.version)) for span in weight_versions),
     )
 
 
@@ -105,14 +103,6 @@ def _tool(tool: Any) -> JsonObject:
     return {"type": kind, "function": dumped} if kind == "function" else {"type": kind, **dumped}
 
 
-def _error(theirs: Any, phase: str, occurred_at: float, hide: Callable[[str], str]) -> EpisodeError:
-    text = theirs.message or ""
-    status = theirs.status_code
-    if status is not None and str(status) not in text:
-        text = f"{text} (status {status})".lstrip()
-    return EpisodeError(theirs.type, hide(text), phase, hide(theirs.traceback or ""), occurred_at)
-
-
 def _where(path: str, client: Any) -> tuple[str, str]:
     """URL and API of the request. verifiers records the path that its harness asked for, which for the train
     client is not that of the engine."""
@@ -123,6 +113,11 @@ def _where(path: str, client: Any) -> tuple[str, str]:
         return clean_text(root + _GENERATE), "vllm-generate"
     dialect = next((name for end, name in _DIALECTS if path.endswith(end)), "")
     return clean_text(base + path), dialect
+
+
+def _count(value: int | None) -> int | None:
+    """None also where it is no count of tokens: engines say what they like."""
+    return value if value is not None and 0 <= value <= MAX_INT32 else None
 
 
 def _unix(seconds: float) -> float:

@@ -8,7 +8,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Final
 
 from env_worker.domain.text import clean_text
-from env_worker.envs.verifiers import messages
+from env_worker.envs.verifiers.errors import ErrorRecords
 from env_worker.envs.verifiers.trace_mirror import TraceMirror
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ class EpisodeMirror:
         self._asked: Final = asked
         self._loop: Final = asyncio.get_running_loop()
         self._mirrors: Final[dict[str, TraceMirror]] = {}
+        self._errors: Final = ErrorRecords(asked.engine.redacted)
         self._scheduled = False
         self._over = False
 
@@ -61,7 +62,7 @@ class EpisodeMirror:
         self._over = True
         failure = self._sync(list(theirs.traces), final=True)
         for error in theirs.errors:
-            self._episode.add_error(messages.error(error, self._asked.engine.redacted))
+            self._episode.add_error(self._errors.of(error))
         for trace in theirs.traces:
             if not trace.ok and (mirror := self._mirrors.get(trace.id)) is not None:
                 for record in mirror.ours.errors:
@@ -115,7 +116,9 @@ class EpisodeMirror:
         live = {trace.id for trace in traces}
         for trace_id in [trace_id for trace_id in self._mirrors if trace_id not in live]:
             # Of an attempt that is tried again, by an agent or as a whole.
-            self._episode.discard_trace(self._mirrors.pop(trace_id).ours)
+            gone = self._mirrors.pop(trace_id)
+            self._errors.keep(gone.theirs)
+            self._episode.discard_trace(gone.ours)
         failure: Exception | None = None
         for trace in traces:
             try:
@@ -126,7 +129,9 @@ class EpisodeMirror:
 
     def _mirror(self, trace: Any) -> TraceMirror:
         if (found := self._mirrors.get(trace.id)) is None:
-            found = self._mirrors[trace.id] = TraceMirror(self._opened(trace), trace, self._asked)
+            found = self._mirrors[trace.id] = TraceMirror(
+                self._opened(trace), trace, self._asked, self._errors
+            )
         return found
 
     def _opened(self, trace: Any) -> Trace:

@@ -10,11 +10,13 @@ from env_worker.domain.text import clean_text
 from env_worker.envs.verifiers import arrays, messages
 from env_worker.envs.verifiers.holes import HoleTally
 from env_worker.envs.verifiers.plain import jsonable
+from env_worker.model.fields.json_values import FieldError
 from env_worker.model.routing_rows import ROUTED_EXPERTS
 
 if TYPE_CHECKING:
-    from env_worker.domain import Call, Trace
+    from env_worker.domain import Call, Trace, WeightVersionSpan
     from env_worker.envs.verifiers.asked import Asked
+    from env_worker.envs.verifiers.errors import ErrorRecords
 
 ABOUT: Final = "verifiers"
 """Key of `info` for what verifiers says of a trace and ours has no place for."""
@@ -33,9 +35,10 @@ class TraceMirror:
 
     Args:
         asked: what its nodes are measured by.
+        errors: the errors of its episode.
     """
 
-    def __init__(self, ours: Trace, theirs: Any, asked: Asked) -> None:
+    def __init__(self, ours: Trace, theirs: Any, asked: Asked, errors: ErrorRecords) -> None:
         self.ours: Final = ours
         self._theirs: Final = theirs
         self._asked: Final = asked
@@ -46,9 +49,8 @@ class TraceMirror:
         """The routing of each node as it was last taken over: verifiers binds another where it repairs it."""
         self._failures = 0
         """How many calls have failed since the last that did not."""
+        self._records: Final = errors
         self._errors: list[Any] = []
-        self._recorded: dict[int, EpisodeError] = {}
-        """Of each of `_errors`, by its id: what it was made into, with the time when it was first seen."""
         self._own_errors: Final[list[EpisodeError]] = []
         self._not_finite: Final[set[str]] = set()
         self._info: Final[dict[str, Any]] = {}
@@ -128,14 +130,21 @@ class TraceMirror:
             self._failures = 0 if theirs.error is None else self._failures + 1
 
     def _call(self, theirs: Any) -> Call:
-        node = None if theirs.node is None else self._theirs.nodes[theirs.node]
         return messages.call(
             theirs,
             client=getattr(self._theirs.agent.config, "client", None),
             attempt=self._failures + 1,
-            weight_versions=getattr(node, "weight_versions", None) or (),
+            weight_versions=() if theirs.node is None else self._weight_versions(theirs.node),
             hide=self._asked.engine.redacted,
+            hide_key=self._asked.engine.without_key,
         )
+
+    def _weight_versions(self, index: int) -> tuple[WeightVersionSpan, ...]:
+        try:
+            return arrays.weight_versions(self._theirs.nodes[index])
+        except FieldError as wrong:
+            self._holes.add(index, {"weight_versions": str(wrong)})
+            return ()
 
     def _sync_tools(self) -> None:
         if self._theirs.tools is not self._tools:
@@ -180,8 +189,7 @@ class TraceMirror:
         known = len(self._errors)
         if len(found) == known and all(map(_same, found, self._errors)):
             return
-        self._recorded = {id(one): self._recorded.get(id(one)) or self._record(one) for one in found}
-        made = [self._recorded[id(one)] for one in found]
+        made = [self._record(one) for one in found]
         if all(map(_same, found, self._errors)) and len(found) > known:
             for one in made[known:]:
                 self.ours.add_error(one)
@@ -190,7 +198,7 @@ class TraceMirror:
         self._errors = found
 
     def _record(self, one: Any) -> EpisodeError:
-        return one if isinstance(one, EpisodeError) else messages.error(one, self._asked.engine.redacted)
+        return one if isinstance(one, EpisodeError) else self._records.of(one, self._theirs)
 
     def _infos(self, final: bool) -> None:
         """A value that is changed in place is seen at the end only: to compare them all each turn would cost

@@ -8,6 +8,8 @@ What it answers depends on the conversation and on words in the model's name:
 - `abort`: it aborts its answer as often as `aborts` says
 - `bare`: it gives neither routing nor masks; `zeros`: routing that it has not recorded
 - `nokey`: it refuses the key, and repeats it
+- `short`: it has no log-probability of the last token, or no choice; `high`: one that is above zero; `alien`:
+  a mask without the token itself; `second`: another token than the sampled one is the likeliest
 
 The routing of position `p` is `row(p)`. Of each generation the answer's tokens are remembered.
 """
@@ -95,6 +97,8 @@ class FakeEngine:
         message: dict[str, Any] = {"role": "assistant", "content": text or None}
         if calls:
             message["tool_calls"] = calls
+        if "short" in body["model"]:
+            return web.json_response({**head, "object": "chat.completion", "choices": [], "usage": usage})
         if not body.get("stream"):
             choice = {"index": 0, "message": message, "finish_reason": finish}
             return web.json_response(
@@ -140,6 +144,7 @@ class FakeEngine:
         if "zeros" in body["model"]:
             rows = choice["routed_experts"]
             rows["data"] = base64.b64encode(bytes(math.prod(rows["shape"]))).decode()
+        self._spoil(body["model"], choice)
         # Without spaces: the client cuts the routing out of the bytes by what stands in front of it.
         answer = {"request_id": f"gen-{len(self.requests)}", "choices": [choice], "prompt_logprobs": None}
         return web.Response(
@@ -183,6 +188,20 @@ class FakeEngine:
             "sampling_mask": kept,
             "weight_versions": [{"version": "v7", "start": 0, "end": len(sampled)}],
         }
+
+    def _spoil(self, model: str, choice: dict[str, Any]) -> None:
+        content = choice["logprobs"]["content"]
+        if "short" in model:
+            content.pop()
+        if "high" in model:
+            content[2]["logprob"] = 0.7
+        if "alien" in model:
+            choice["sampling_mask"][2].pop(0)
+        if "second" in model and content[0]["top_logprobs"]:
+            for entry in content:
+                own, best = entry["top_logprobs"][:2]
+                own["logprob"], best["logprob"] = best["logprob"], own["logprob"]
+                entry["logprob"] = own["logprob"]
 
     def _aborted(self, model: str) -> str | None:
         if "abort" not in model or not self.aborts:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from env_client import EnvError
+from env_client import EnvError, array_references
+from env_client.arrays import logprobs
 from tests.extras.verifiers.stage import KEY
 
 if TYPE_CHECKING:
@@ -76,6 +77,38 @@ async def test_where_all_are_aborted_it_is_the_models_fault_and_no_zero(pool: St
     assert {error.phase for error in episode.head.errors} == {"model"}
     assert "abort" in episode.head.errors[0].message
     assert not any(reward.HasField("value") for reward in trace.rewards.values())
+
+
+@pytest.mark.parametrize("env", ["plain", "plain-train"])
+async def test_an_answer_that_its_client_cannot_read_is_the_models_fault(pool: Stage, env: str) -> None:
+    """verifiers says no more than that its harness has ended; what kind of call it died of the calls tell."""
+    episode = await pool.client.run({"index": 0}, env=env, model="short")
+    [trace] = episode.traces
+    assert (episode.head.ok, trace.ok) == (False, False)
+    told = [*episode.head.errors, *trace.errors, *(call.error for call in trace.calls)]
+    assert {(one.phase, bool(one.message)) for one in told} == {("model", True)}
+    assert len(episode.head.errors) == len(trace.errors) == 1
+    assert not any(reward.HasField("value") for reward in trace.rewards.values())
+
+
+@pytest.mark.parametrize(
+    ("model", "field", "reason"),
+    [
+        ("high", "logprobs", "first that of sampled token 2: 0.7; expected above -9999 and at most 0"),
+        ("alien", "sampling_mask", "of sampled token 2 lacks its own id"),
+    ],
+)
+async def test_what_verifiers_lets_through_and_is_none_is_a_hole(
+    pool: Stage, model: str, field: str, reason: str
+) -> None:
+    episode = await pool.client.run({"index": 0}, env="plain-train", model=model)
+    [trace] = episode.traces
+    assert {name: reason in one["reason"] for name, one in incomplete(trace).items()} == {field: True}
+    [answer] = [node for node in trace.nodes if node.sampled]
+    assert (logprobs(answer) is None) == (field == "logprobs")
+    [reference] = array_references(trace)
+    assert set(reference.get("incomplete", {})) == {field} & {"sampling_mask"} | {"top_logprobs"}
+    assert (episode.head.ok, trace.rewards["right"].value) == (True, 1.0)
 
 
 def said(episode: Episode) -> str:

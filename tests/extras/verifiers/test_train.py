@@ -13,9 +13,40 @@ from env_client.arrays import logprobs, token_ids
 from tests.extras.verifiers.engine import row
 
 if TYPE_CHECKING:
+    from envtrio.v1.episode_pb2 import Trace
+
     from tests.extras.verifiers.stage import Stage
 
 pytestmark = pytest.mark.timeout(170)
+
+
+def version_of(trace: Trace) -> str:
+    version: str = json.loads(trace.info_json["verifiers"])["version"]
+    return version
+
+
+@pytest.mark.parametrize("model", ["second", "second-bare"], ids=["by rank", "beyond what was asked for"])
+async def test_the_sampled_token_is_the_first_of_its_head(pool: Stage, model: str) -> None:
+    """verifiers ranks them, and where there is no mask it has no more than the best."""
+    sampling = {"temperature": 1.0, "max_tokens": 128, "top_logprobs_count": 2}
+    episode = await pool.client.run({"index": 0}, env="plain-train", model=model, sampling=sampling)
+    [trace] = episode.traces
+    [reference] = array_references(trace)
+    if version_of(trace) == "0.4.0":
+        assert "takes no heads" in reference["incomplete"]["top_logprobs"]
+        return
+    async with ArrayClient() as trainer:
+        found = await trainer.fetch(reference, ["top_logprobs"])
+    turn = pool.engine.generations[-1]
+    counts = found["top_logprobs.counts"]
+    assert set(counts.tolist()) == {2 if "bare" in model else len(turn.kept[0])}
+    starts = np.cumsum(counts) - counts
+    assert found["top_logprobs.ids"][starts].tolist() == turn.sampled
+    assert found["top_logprobs.ids"][starts + 1].tolist() == [ids[1] for ids in turn.kept]
+    values = found["top_logprobs.logprobs"]
+    [answer] = [node for node in trace.nodes if node.sampled]
+    assert values[starts].tolist() == pytest.approx(logprobs(answer).tolist())
+    assert values[starts + 1].tolist() == pytest.approx(turn.logprobs)
 
 
 async def test_what_the_engine_gave_is_what_a_trainer_gets(pool: Stage) -> None:
@@ -33,7 +64,7 @@ async def test_what_the_engine_gave_is_what_a_trainer_gets(pool: Stage) -> None:
     assert (trace.ok, trace.rewards["exact"].value) == (True, 1.0)
     [reference] = array_references(trace)
     heads = "top_logprobs" not in reference.get("incomplete", {})
-    version = json.loads(trace.info_json["verifiers"])["version"]
+    version = version_of(trace)
     assert heads == (version != "0.4.0")
     async with ArrayClient() as trainer:
         fields = ["routed_experts", "sampling_mask", *(["top_logprobs"] if heads else [])]

@@ -11,6 +11,7 @@ import pytest
 from env_worker.arrays.checks import field_states
 from env_worker.domain import Episode, SamplingParams, Trace
 from env_worker.envs.verifiers.asked import Asked, missing_arrays
+from env_worker.envs.verifiers.errors import ErrorRecords
 from env_worker.envs.verifiers.settings import VerifiersSettings
 from env_worker.envs.verifiers.trace_mirror import TraceMirror
 from env_worker.model.dialects.base import EngineOptions
@@ -37,7 +38,8 @@ def missing(
 
 
 def mirrored(theirs: FakeTrace, asked: Asked) -> tuple[TraceMirror, Trace]:
-    mirror = TraceMirror(Episode("e" * 32, "env", {}).new_trace(), theirs, asked)
+    errors = ErrorRecords(asked.engine.redacted)
+    mirror = TraceMirror(Episode("e" * 32, "env", {}).new_trace(), theirs, asked, errors)
     mirror.sync()
     return mirror, mirror.ours
 
@@ -51,7 +53,7 @@ def whole_node(parent: int | None) -> FakeNode:
     return sampled_node(
         parent,
         routed_experts=np.ones((4, 2, 2), np.uint8),
-        sampling_mask=SimpleNamespace(ids=np.arange(3, dtype=np.int32), counts=np.ones(3, np.int32)),
+        sampling_mask=SimpleNamespace(ids=np.arange(1, 4, dtype=np.int32), counts=np.ones(3, np.int32)),
     )
 
 
@@ -146,9 +148,16 @@ def test_what_went_to_the_engine_in_confidence_is_not_repeated(monkeypatch: pyte
     )
     failure = error("no such key: sk-0123456789, tenant-secret")
     failure.traceback = "in b'Bearer sk-0123456789'"
-    theirs = FakeTrace(calls=[call(None, failure)], errors=[failure])
+    node = sampled_node(None)
+    span = SimpleNamespace(version="v7 of sk-0123456789", start=0, end=3)
+    node.weight_versions = [span]  # type: ignore[attr-defined]
+    answer = call(0)
+    answer.model, answer.finish_reason = "m of sk-0123456789", "stop sk-0123456789"
+    theirs = FakeTrace(nodes=[node], calls=[answer, call(None, failure)], errors=[failure])
     _, ours = mirrored(theirs, Asked(engine))
-    [made] = ours.calls
+    answered, made = ours.calls
+    assert (answered.model, answered.finish_reason) == ("m of ***", "stop ***")
+    assert [span.version for span in answered.weight_versions] == ["v7 of ***"]
     assert made.error is not None
     for record in (made.error, *ours.errors):
         assert record.message == "no such key: ***, ***"

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import weakref
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 
-from env_worker.domain import Episode, Link, PendingSet
-from env_worker.envs.verifiers.asked import Asked
-from env_worker.envs.verifiers.mirror import EpisodeMirror
-from env_worker.model.engine import Engine
+from env_worker.domain import Link, PendingSet
 from tests.helpers.fake_verifiers import (
     FakeNode,
     FakeTrace,
@@ -25,41 +20,7 @@ from tests.helpers.fake_verifiers import (
     sampled_node,
     user,
 )
-
-ENGINE = Engine("http://engine:8000/v1", "m")
-
-
-class Stage:
-    """An episode, its mirror, and the traces of the attempt that runs."""
-
-    def __init__(self, engine: Engine = ENGINE, **asked: Any) -> None:
-        self.episode = Episode("e" * 32, "env", {})
-        slot = self.slot = SimpleNamespace(traces=[])
-        self.mirror = EpisodeMirror(self.episode, lambda: slot.traces, Asked(engine, **asked))
-
-    @property
-    def traces(self) -> list[FakeTrace]:
-        found: list[FakeTrace] = self.slot.traces
-        return found
-
-    def mint(self, **fields: Any) -> FakeTrace:
-        trace = FakeTrace(**fields)
-        self.traces.append(trace)
-        self.mirror.minted(trace)
-        return trace
-
-    def finish(self, *, ok: bool = True, errors: list[Any] | None = None) -> None:
-        for trace in self.traces:
-            trace.is_completed = True
-        self.mirror.finish(SimpleNamespace(traces=self.traces, errors=errors or [], ok=ok))
-
-    def discarded(self) -> list[str]:
-        return [trace.id for trace in self.episode.take_touched() if trace.discarded]
-
-
-async def turned() -> None:
-    """Let what was scheduled run."""
-    await asyncio.sleep(0)
+from tests.helpers.mirrored_verifiers import Stage, turned
 
 
 async def test_turn_by_turn() -> None:
@@ -196,14 +157,6 @@ async def test_an_episode_that_is_tried_again_has_other_traces() -> None:
     assert [trace.id for trace in stage.episode.traces] == [good.id]
     assert [(one.message, one.phase) for one in stage.episode.errors] == [("first attempt", "environment")]
     assert stage.episode.ok, "an error of an attempt that was tried again does not make it fail"
-
-
-async def test_errors_are_told_apart() -> None:
-    stage = Stage()
-    kinds = ("ProviderError", "ToolsetError", "HarnessError", "TaskError", "SandboxError", "KeyError")
-    stage.mint(errors=[error(kind, kind) for kind in kinds])
-    stage.finish(ok=False)
-    assert [one.phase for one in stage.episode.errors] == ["model", "tool"] + ["environment"] * 4
 
 
 async def test_repaired_rows_links_and_branches() -> None:

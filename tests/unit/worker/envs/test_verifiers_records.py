@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from env_worker.domain import Episode, Message, Node, SamplingParams, ToolCall
+from env_worker.domain import Episode, Message, Node, SamplingParams, ToolCall, WeightVersionSpan
 from env_worker.envs.verifiers import arrays, endpoint, messages
 from env_worker.envs.verifiers.settings import VerifiersSettings
 from env_worker.model.dialects.base import EngineOptions
@@ -68,17 +68,41 @@ def test_calls_say_where_they_went(kind: str, path: str | None, url: str, dialec
     theirs = call(0)
     theirs.endpoint = path
     client = SimpleNamespace(type=kind, base_url="http://engine:8000/v1")
-    spans = [SimpleNamespace(version="v7", start=0, end=3)]
+    spans = (WeightVersionSpan("v7", 0, 3),)
     found = messages.call(theirs, client=client, attempt=2, weight_versions=spans)
     assert (found.endpoint, found.dialect, found.attempt) == (url, dialect, 2)
     assert (found.started_at, found.duration_seconds) == (1000.0, 2.0)
-    assert [(one.version, one.start, one.end) for one in found.weight_versions] == [("v7", 0, 3)]
+    assert found.weight_versions == spans
 
 
 def test_a_failed_call_is_the_models() -> None:
     found = messages.call(call(None, error("slow down", "Whatever", 429)), client=None, attempt=1)
     assert found.error is not None
     assert (found.error.phase, found.error.message, found.node) == ("model", "slow down (status 429)", None)
+
+
+@pytest.mark.parametrize("kind", ["MalformedGenerateResponseError", "ValidationError", "KeyError"])
+def test_what_its_client_cannot_make_of_an_answer_is_the_models(kind: str) -> None:
+    found = messages.call(call(None, error("no", kind)), client=None, attempt=1)
+    assert found.error is not None
+    assert (found.error.type, found.error.message, found.error.phase) == (kind, "no", "model")
+
+
+@pytest.mark.parametrize(
+    ("kind", "phase"),
+    [("TaskError", "environment"), ("ToolsetError", "tool"), ("CancelledError", "environment")],
+)
+def test_a_hook_that_fails_in_a_call_is_not_the_models(kind: str, phase: str) -> None:
+    found = messages.call(call(None, error("no", kind)), client=None, attempt=1)
+    assert found.error is not None
+    assert found.error.phase == phase
+
+
+def test_counts_that_are_none_are_not_told() -> None:
+    theirs = call(0)
+    theirs.usage = SimpleNamespace(input_tokens=-1, completion_tokens=10**30, cached_input_tokens=-5)
+    found = messages.call(theirs, client=None, attempt=1)
+    assert (found.prompt_tokens, found.completion_tokens, found.cached_tokens) == (0, 0, None)
 
 
 def node_of(theirs: Any) -> Node:
@@ -138,8 +162,8 @@ def test_arrays_are_taken_over_and_what_is_missing_in_a_head_is_left_out() -> No
     )
     assert arrays.set_sampled_arrays(ours, theirs) == {}
     assert ours.top_logprobs is not None
-    assert ours.top_logprobs.ids.tolist() == [0, 3, 4]
-    assert ours.top_logprobs.counts.tolist() == [1, 0, 2]
+    assert ours.top_logprobs.ids.tolist() == [3, 4], "what is second may stand for no sampled token"
+    assert ours.top_logprobs.counts.tolist() == [0, 0, 2]
     rows = np.ones((4, 2, 2), np.uint8)
     assert arrays.set_routing(ours, rows, EngineOptions()) == ""
     assert ours.routed_experts is not None
