@@ -78,9 +78,9 @@ def place(
     none), as the engine's prompt, `prompt_ids` int32, tells. Only reads.
 
     They go behind the deepest node of `parent`'s path up to which the engine saw what the path holds. That is
-    `parent`, unless history was rewritten: trimmed, or tokenised anew. Where the path has other tools none of
-    it is kept, since its root tells those. With `prompt_ids` None nothing is known of the tokens, and nothing
-    has any. ValueError if there is no node `parent`.
+    `parent`, unless history was rewritten: trimmed, or tokenised anew. Where the path has other tools, it is
+    that of the branch with these (see `branch`). With `prompt_ids` None nothing is known of the tokens, and
+    nothing has any. ValueError if there is no node `parent`.
     """
     own = branch(trace, parent, tools_json)
     path = () if own.parent is None else trace.path(own.parent)
@@ -90,8 +90,8 @@ def place(
     else:
         kept, reused = _shared([node.token_ids for node in nodes], prompt_ids)
         rest = prompt_ids[reused:]
-    again = [Addition(message) for message in own.again]
-    again += [Addition(node.message, tools_json=node.tools_json) for node in nodes[kept:]]
+    again = [Addition(node.message, tools_json=node.tools_json) for node in nodes[kept:]]
+    again += map(Addition, own.again)
     added = [*again, *map(Addition, messages)]
     if added and not path:
         added[0] = added[0]._replace(tools_json=own.tools_json)

@@ -87,7 +87,8 @@ class ModelClient(Protocol):
 
         A branch has one set of `tools`, which its root tells where they are others than those of the trace.
         Asked after `parent` with others, or with none where it had some, the model was prompted anew: the
-        turn is at the end of another branch, from a root on, with the history's messages again.
+        turn is at the end of another branch, the one with these tools if there is one, with what that has not
+        got of the history again.
 
         `reference` is a right answer. Only a simulated model reads it; it is never sent to an engine.
 

@@ -17,14 +17,14 @@ from env_worker.model.attribution import place, write_turn
 from env_worker.model.base import Turn, check_asked, show_asked
 from env_worker.model.dialects import DIALECTS
 from env_worker.model.dialects.base import EngineOptions, Question
-from env_worker.model.offered import as_text, goes_on
+from env_worker.model.offered import branch
 from env_worker.model.retry import Backoff
 from env_worker.model.routing_rows import ROUTED_EXPERTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from env_worker.domain import Int32Array, Message, Node, Trace
+    from env_worker.domain import Message, Node, Trace
     from env_worker.model.attribution import Written
     from env_worker.model.engine import Engine
 
@@ -94,11 +94,12 @@ class EngineModel:
     ) -> Turn:
         """See `ModelClient.chat`."""
         check_asked(messages, parent, sampling)
-        question = self._question(trace, messages, parent, sampling or SamplingParams(), tools)
         asking = self._asking(trace)
         tools_json = show_asked(trace, messages, parent, tools)
         pending = trace.pending
         try:
+            known = branch(trace, parent, tools_json).parent
+            question = self._question(trace, messages, parent, known, sampling or SamplingParams(), tools)
             answer = await asking.answer(question, self.options)
             # Where it belongs is decided now: other branches of the trace may have grown meanwhile.
             written = write_turn(trace, place(trace, parent, messages, answer.prompt_ids, tools_json), answer)
@@ -116,17 +117,16 @@ class EngineModel:
         trace: Trace,
         messages: Sequence[Message],
         parent: int | None,
+        known: int | None,
         sampling: SamplingParams,
         tools: Sequence[Mapping[str, Any]],
     ) -> Question:
+        """`known` is the last node of what the model has seen with these tools, if there is one."""
         history: list[Message] = []
-        known: Int32Array = _NO_IDS
         steady = False
         if parent is not None:
             nodes = [trace.nodes[index] for index in trace.path(parent)]
             history = [node.message for node in nodes]
-            if goes_on(trace, parent, as_text(tools)):
-                known = trace.token_ids(parent)  # else it is another prompt, from its first token on
             # With two answers on it the branch was continued once. An answer that nobody sampled was added
             # again, as the engine's template put it, and that may happen anew.
             answers = [node.sampled for node in nodes if node.message.role == "assistant"]
@@ -134,7 +134,8 @@ class EngineModel:
         # The same for all turns of a trace, of no other, and no id of ours that would leave the worker.
         conversation = hashlib.blake2b(f"{self.run_id}/{trace.id}".encode(), digest_size=16).hexdigest()
         asked = [*history, *messages]
-        return Question(self.engine.model, asked, sampling, tools, known, conversation, steady)
+        seen = _NO_IDS if known is None else trace.token_ids(known)
+        return Question(self.engine.model, asked, sampling, tools, seen, conversation, steady)
 
     def _asking(self, trace: Trace) -> Asking:
         from env_worker.model.http import connections  # needs the extra [engines]

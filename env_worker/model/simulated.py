@@ -119,6 +119,8 @@ class SimulatedModel:
             raise
 
         own = branch(trace, parent, tools_json)
+        if own.parent != parent and own.parent is not None:
+            before = self._digest(sampling, [trace.nodes[index].message for index in trace.path(own.parent)])
         parent = own.parent
         self._repair(trace, parent, before)
         prompt_tokens = 1 + (0 if parent is None else len(trace.token_ids(parent)))  # 1: the answer's header

@@ -119,6 +119,36 @@ async def test_the_same_tools_are_one_branch_and_told_once(models: Models) -> No
     assert told(trace, second.node) == tools("first")
 
 
+async def test_tools_taken_away_and_given_back_make_two_branches(models: Models) -> None:
+    """Not one with all of the history at each turn."""
+    trace, parent, conversation = new_trace(), None, list[str]()
+    async with models() as model:
+        for number in range(6):
+            offered = tools("act") if number % 2 else []
+            turn = await model.chat(trace, [Message.user(f"Step {number}")], parent=parent, tools=offered)
+            conversation += [f"Step {number}", turn.message.text]
+            assert texts(trace, turn.node) == conversation
+            assert told(trace, turn.node) == offered
+            parent = turn.node
+    assert sum(node.parent is None for node in trace.nodes) == 2
+    assert len(trace.nodes) == 12 + 10, "each branch has what was said on it, and once what was on the other"
+    assert [node.message.text for node in trace.nodes if node.sampled] == conversation[1::2]
+
+
+async def test_the_simulation_repairs_the_end_of_the_branch_that_it_goes_on_with() -> None:
+    rows = []
+    for asked in ([tools("act"), []], [[]]):
+        trace, model = new_trace(), SimulatedModel(layers=2)
+        parent = first = (await model.chat(trace, [QUESTION])).node
+        for offered in asked:
+            parent = (await model.chat(trace, [MORE], parent=parent, tools=offered)).node
+        assert trace.path(parent)[1] == first
+        rows.append(trace.nodes[first].routed_experts)
+    assert rows[0] is not None
+    assert rows[1] is not None
+    assert rows[0].tolist() == rows[1].tolist()
+
+
 async def test_the_order_of_keys_makes_no_other_tools() -> None:
     trace, model = new_trace(), SimulatedModel(layers=0)
     first = await model.chat(trace, [QUESTION], tools=tools("first"))
@@ -186,6 +216,24 @@ async def test_an_engine_is_asked_for_all_rows_of_a_prompt_with_other_tools() ->
     assert seen[: len(prompt)] == prompt
     nodes = [trace.nodes[index] for index in trace.path(other.node)]
     assert sum(0 if node.routed_experts is None else len(node.routed_experts) for node in nodes) == len(seen)
+    assert "incomplete" not in trace.info
+
+
+async def test_a_branch_that_gets_its_tools_back_is_what_the_engine_saw() -> None:
+    trace, parent = new_trace(), None
+    async with ScriptedEngine() as engine:
+        model = model_of(engine)
+        for number in range(6):
+            offered = tools("act") if number % 2 else []
+            turn = await model.chat(trace, [MORE], parent=parent, tools=offered)
+            prompt = expected_ids(engine.requests[-1].body["messages"], offered).tolist()
+            assert trace.token_ids(turn.node).tolist()[: len(prompt)] == prompt
+            nodes = [trace.nodes[index] for index in trace.path(turn.node)]
+            routed = [node.routed_experts for node in nodes]
+            assert [0 if rows is None else len(rows) for rows in routed] == [len(n.token_ids) for n in nodes]
+            parent = turn.node
+    await close_clients()
+    assert sum(node.parent is None for node in trace.nodes) == 2
     assert "incomplete" not in trace.info
 
 
