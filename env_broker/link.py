@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Final, Protocol
 
 import grpc.aio
@@ -29,12 +30,21 @@ if TYPE_CHECKING:
     from env_broker.pool import Worker
     from env_broker.worker_call import WorkerCall
 
+LAST_WORDS_SECONDS: Final = 0.8
+"""How long what a worker has said may take behind its goodbye. Less than it waits for the answer to that."""
+
 _MOST_AT_ONCE: Final = 1_024
 """Cancels of lost sessions that are under way at once."""
+_POLL_SECONDS: Final = 0.01
 
 
 class Leg(Protocol):
     """Something under way at a worker that must end when the worker is lost."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether the worker has yet to say something."""
+        return True
 
     def worker_lost(self) -> None:
         """The worker is lost. Called once, synchronously."""
@@ -143,6 +153,13 @@ class WorkerLink:
     def session(self) -> grpc.aio.StreamStreamCall[SessionRequest, bytes]:
         """Start a session's stream. The caller cancels the call."""
         return self._session()
+
+    async def heard_out(self) -> None:
+        """It said goodbye: return once all has come that it said before, by other connections; bounded."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WORDS_SECONDS):
+                while any(leg.waits for leg in self.legs):  # noqa: ASYNC110  # rare and short
+                    await asyncio.sleep(_POLL_SECONDS)
 
     def lose(self) -> None:
         """The worker is lost: end every leg. Synchronous; `close` follows."""

@@ -221,7 +221,7 @@ class Registry(RegistryServiceServicer):
         )
 
     async def _frames(self, context: Context, worker: Worker, registration: Registration) -> None:
-        """Answer frames until the worker ends its side."""
+        """Answer frames until the worker ends its side, and has been heard out."""
         while (frame := await _read(context)) is not None:
             kind = frame.WhichOneof("frame")
             if kind == "heartbeat":
@@ -234,6 +234,8 @@ class Registry(RegistryServiceServicer):
                     "INVALID_REQUEST", "hello came twice; register again on a new stream", field="hello"
                 )
             # Another kind is a later version's, and no sign of life.
+        if worker.draining and (link := self._links.get(worker.instance)) is not None:
+            await link.heard_out()
 
     def _beat(self, beat: Heartbeat, worker: Worker, registration: Registration) -> None:
         if not self._pool.heartbeat(
@@ -261,11 +263,8 @@ class Registry(RegistryServiceServicer):
             if self._clock.now() > worker.lease_ends + self._heartbeat_seconds:
                 # It was this broker that stood still: hear first what has come meanwhile.
                 await self._clock.sleep(self._heartbeat_seconds)
-        raise Refusal(
-            "LEASE_EXPIRED",
-            f"no heartbeat came for {self._lease_seconds:g} s{_REGISTER_AGAIN}",
-            limit=f"{self._lease_seconds:g} s",
-        )
+        limit = f"{self._lease_seconds:g} s"
+        raise Refusal("LEASE_EXPIRED", f"no heartbeat came for {limit}{_REGISTER_AGAIN}", limit=limit)
 
     def _drop(self, worker: Worker, cause: str) -> None:
         """The worker has left the pool: its runs are given up, and their callers hear of it."""

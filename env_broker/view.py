@@ -28,6 +28,7 @@ MAX_LOST: Final = 64
 
 _MAX_DETAIL_CHARACTERS: Final = 1_500
 _LOST: Final = "it was lost: "
+_STOPPING: Final = "the broker is stopping and takes no runs"
 
 
 class LocalWorkers(Protocol):
@@ -126,6 +127,7 @@ class PoolView:
             min_local_workers=self._bounds[0],
             max_local_workers=self._bounds[1],
             counters=self._counters.view(),
+            stopping=_STOPPING if self._dispatcher.closed else "",
         )
 
     def _worker(self, link: WorkerLink, place: LocalView | None = None) -> WorkerView:

@@ -77,6 +77,11 @@ class WorkerSession(Leg):
         self._task: Final = background(self._run(), f"session at {link.name}")
         link.legs.add(self)
 
+    @property
+    def waits(self) -> bool:
+        """As in Leg."""
+        return bool(self._waiting)
+
     def ask(self, request_id: str) -> None:
         """Confirm that run. Its answer comes to `heard`."""
         self._waiting[request_id] = self._unsent[request_id] = None

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import shlex
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
-from env_client.errors import MessageTooLargeError, ResourceExhaustedError
+from env_client.confirmations import pause_seconds
+from env_client.errors import PASSING_REASONS, EnvError, InvalidTaskError, ResourceExhaustedError
 from env_client.jsonl import outcome_line
 from env_client.readiness import Readiness
-from env_client.request import new_request_id
+from env_client.request import new_request_id, task_text
+from env_client.tally import UNKNOWN_KIND
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from env_client.tally import Tally
 
 _LEAST_PAUSE_SECONDS: Final = 0.05
+_DESCRIBE_SECONDS: Final = 2.0
 
 
 class TasksError(ValueError):
@@ -34,7 +38,8 @@ def read_tasks(path: str) -> list[Mapping[str, Any]]:
     """The tasks of a file with one JSON object a line. Empty lines are passed over.
 
     Raises:
-        TasksError: the file cannot be read, a line is no JSON object, or there is none.
+        TasksError: the file cannot be read, a line is no JSON object (NaN and Infinity are not JSON), or
+            there is none.
     """
     tasks: list[Mapping[str, Any]] = []
     try:
@@ -62,8 +67,9 @@ class Batch:
         env: the environment that was asked for, if one was: that of a run that has no episode to say.
         wait_seconds: how long runs wait, before they are sent, for a server that takes none. Those that it
             does not take within that time are not sent, and their outcome is the UnavailableError. Also how
-            long a run that a bound refused (a full queue, the budget for training arrays) is sent again, each
-            time when the server says and under a new request_id; then its outcome is that refusal.
+            long a run is sent again that was refused before it began, by a bound (a full queue, the budget
+            for training arrays) or because the server stops or has no worker that is ready: each time when
+            the server says, or takes runs, and under a new request_id; then its outcome is that refusal.
     """
 
     def __init__(
@@ -97,6 +103,7 @@ class Batch:
             finally:
                 showing.cancel()
                 display.show(self._tally)
+        await self._learn_environment()
 
     async def _show(self, display: Display) -> None:
         while True:
@@ -112,19 +119,29 @@ class Batch:
     ) -> None:
         request_id, outcome = await self._attempt(task, readiness)
         loop = asyncio.get_running_loop()
-        ends = loop.time() + self._wait_seconds
-        while (pause := _asked_to_wait(outcome)) is not None and loop.time() + pause <= ends:
+        ends, refusals = loop.time() + self._wait_seconds, 1
+        while (pause := _pause_before(outcome, refusals)) is not None and loop.time() + pause <= ends:
             self._tell(display, outcome)
+            refusals += 1
             await asyncio.sleep(pause)
             request_id, outcome = await self._attempt(task, readiness)
         # Before it is written: an outcome that was delivered counts, whatever the disk says.
-        kind = _kind(task, outcome, self._env or "(unknown)")
+        kind = _kind(task, outcome, self._env or UNKNOWN_KIND)
         if isinstance(outcome, Exception):
             self._tally.add_exception(kind, outcome)
         else:
             self._tally.add_episode(kind, outcome)
+            if self._env is None:
+                self._tally.only_environment = outcome.head.environment
         if self._out is not None:
             await asyncio.to_thread(self._write, index, request_id, task, outcome)
+
+    async def _learn_environment(self) -> None:
+        """Runs that named no environment were of the only one: ask for it, where no episode has told it."""
+        if UNKNOWN_KIND in self._tally.by_kind and self._tally.only_environment is None:
+            with contextlib.suppress(EnvError):
+                served = (await self._client.describe(timeout=_DESCRIBE_SECONDS)).environments
+                self._tally.only_environment = served[0].name if len(served) == 1 else None
 
     async def _attempt(
         self, task: Mapping[str, Any], readiness: Readiness
@@ -148,7 +165,7 @@ class Batch:
         if not self._has_told:
             self._has_told = True
             display.say(
-                f"{self._client.target} has no room for more runs now ({refusal}); those that it refuses are "
+                f"{self._client.target} takes no more runs now ({refusal}); those that it refuses are "
                 f"sent again, for up to {self._wait_seconds:g} s each"
             )
 
@@ -166,11 +183,14 @@ class Batch:
             self._out.flush()
 
 
-def _asked_to_wait(outcome: Episode | Exception) -> float | None:
-    """In how many seconds a refused run should come again; None where it should not."""
-    if isinstance(outcome, ResourceExhaustedError) and not isinstance(outcome, MessageTooLargeError):
+def _pause_before(outcome: Episode | Exception, refusals: int) -> float | None:
+    """In how many seconds a run comes again that was refused so many times; None where it does not, as what
+    has begun may have had effects, and what does not pass ends the same way."""
+    if not isinstance(outcome, EnvError) or outcome.reason not in PASSING_REASONS:
+        return None
+    if isinstance(outcome, ResourceExhaustedError):
         return None if outcome.retry_after is None else max(outcome.retry_after, _LEAST_PAUSE_SECONDS)
-    return None
+    return max(outcome.retry_after or 0.0, pause_seconds(refusals))
 
 
 def _kind(task: Mapping[str, Any], outcome: Episode | Exception, env: str) -> str:
@@ -192,4 +212,8 @@ def _task(path: str, number: int, line: str) -> Mapping[str, Any]:
         raise TasksError(f"{path}, line {number}: {error}; {next_step}") from error
     if not isinstance(task, dict):
         raise TasksError(f"{path}, line {number}: found a JSON {type(task).__name__}; {next_step}")
+    try:
+        task_text(task)  # Python reads what is no JSON, as NaN, and what has no UTF-8.
+    except InvalidTaskError as error:
+        raise TasksError(f"{path}, line {number}: {error}") from error
     return task

@@ -79,8 +79,9 @@ class ClientSettings:
         "--out",
         None,
         "file",
-        "where to write a JSON line for each outcome (the README says what is in it), or each task; - is "
-        "standard output, which `env-client tasks` writes to also without it",
+        "where to write a JSON line for each outcome (the README says what is in it), or each task; a file "
+        "that has something already is refused; - is standard output, which `env-client tasks` writes to "
+        "also without it",
         ("run", "tasks"),
     )
     timeout: float | None = _setting("--timeout", None, "s", "how long one run may take; absent: no limit")
@@ -123,8 +124,8 @@ class ClientSettings:
         30.0,
         "s",
         "how long runs that were not sent wait for a server that takes none, before the first one or while a "
-        "broker restarts, and how long a run that found its queue or array budget full is sent again; then "
-        "they are given up",
+        "broker restarts, and how long a run is sent again that was refused before it began, as by a full "
+        "queue or array budget or a broker that stops; then they are given up",
     )
 
     dataset: str | None = _setting(

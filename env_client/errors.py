@@ -16,6 +16,13 @@ SHOWN_ID_DIGITS: Final = 8
 """A request_id is a capability: messages and logs show this many of its digits."""
 
 
+PASSING_REASONS: Final = frozenset(
+    {"ARRAY_BUDGET", "DRAINING", "NOT_ADMITTED", "NO_WORKER_READY", "QUEUE_FULL", "TABLE_FULL"}
+)
+"""Reasons with which a run is refused before it begins, so that it had no effect, and which pass: send it
+again later, under a new request_id."""
+
+
 def shown_id(request_id: str) -> str:
     """The part of a request_id that may be shown."""
     return request_id[:SHOWN_ID_DIGITS]
@@ -121,7 +128,7 @@ class WorkerLostError(UnavailableError):
 
 
 class DrainingError(UnavailableError):
-    """The server is stopping and takes no new runs. Send the run elsewhere, or later."""
+    """The server is stopping and takes no new runs; this one has not begun. Send it elsewhere, or later."""
 
 
 class InternalError(EnvError):

@@ -6,20 +6,20 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
+import grpc
 from envtrio.v1.env_service_pb2 import RunRequest, SessionOpen, SessionRequest
 
 from env_client.channels import RUN_METHOD, SESSION_METHOD
 from env_client.confirmations import pause_seconds
 from env_client.errors import shown_id
 from env_client.lane_end import StreamEnd
-from env_client.lane_frames import Opening
+from env_client.lane_frames import Opening, RunStatus
 from env_client.lane_stream import LaneStream
 from env_client.request import PROTOCOL_GENERATION, new_request_id
 from env_client.side_thread import SideThread
+from env_client.statuses import made_details
 
 if TYPE_CHECKING:
-    import grpc
-
     from env_client.confirmations import Verdict
     from env_client.lane_run import LaneRun, RunCall
 
@@ -38,7 +38,7 @@ class Lane:
     The runs share a Session stream, opened with the first of them, of a session that no run names: whether a
     client lives is known from its `Session`. Where the server carries no runs in sessions, or does not open
     the stream, they travel by Run; so does a request of more than 1 MiB. A stream that broke is opened again
-    with the next run.
+    with the next run. Without a connection nothing of a run is sent, and it ends with NOT_ADMITTED.
 
     Args:
         channel: the channel. Not closed here.
@@ -46,6 +46,7 @@ class Lane:
     """
 
     def __init__(self, channel: grpc.aio.Channel, *, open_seconds: float = _OPEN_SECONDS) -> None:
+        self._channel = channel
         # Without deserializers, so that big messages are decoded off the event loop.
         self._run_method: Any = channel.unary_stream(
             RUN_METHOD, request_serializer=RunRequest.SerializeToString, response_deserializer=None
@@ -103,7 +104,7 @@ class Lane:
 
     def _stream_for_runs(self) -> LaneStream | None:
         if self._stream is None:
-            if asyncio.get_running_loop().time() < self._open_at:
+            if self._can_connect and asyncio.get_running_loop().time() < self._open_at:
                 return None
             self._stream = self._open_stream()
         return self._stream if self._stream.takes_runs else None
@@ -124,13 +125,22 @@ class Lane:
             self._stream_ended,
         )
 
+    @property
+    def _can_connect(self) -> bool:
+        """False: all that is begun now fails, unless the server comes back at this very moment."""
+        return self._channel.get_state() is not grpc.ChannelConnectivity.TRANSIENT_FAILURE
+
     def _by_run(self, request: RunRequest, timeout: float | None) -> RunCall:
         call: RunCall = self._run_method(request, timeout=timeout)
         return call
 
-    def _hand_on(self, run: LaneRun, opening: Opening) -> None:
-        left = opening.seconds_left(asyncio.get_running_loop().time())
-        run.follow(self._by_run(opening.request, left))
+    def _hand_on(self, run: LaneRun, opening: Opening, why: str) -> None:
+        if self._can_connect:
+            left = opening.seconds_left(asyncio.get_running_loop().time())
+            run.follow(self._by_run(opening.request, left))
+        else:  # A call of its own would fail alike, and nobody could say that nothing of the run was sent.
+            message = f"not sent, as there is no connection: {why}"
+            run.end(RunStatus(grpc.StatusCode.UNAVAILABLE.value[0], message, made_details("NOT_ADMITTED")))
 
     def _stream_ended(self, stream: LaneStream, end: StreamEnd) -> None:
         self._stream = None
@@ -146,8 +156,7 @@ class Lane:
         pause = pause_seconds(self._failures)
         if end.error is not None:
             pause = max(pause, end.error.retry_after or 0.0)
-            # Where the first frame cannot be sent because the call has ended, gRPC hides this in an INTERNAL
-            # of its own: then it is said the next time. A server may be followed by one that has sessions.
+            # A server may be followed by one that has sessions.
             if end.error.code == "UNIMPLEMENTED":
                 pause = max(pause, _LONG_PAUSE_SECONDS)
         elif not end.is_torn:

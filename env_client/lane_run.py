@@ -57,7 +57,7 @@ class LaneRun:
 
     __slots__ = (
         "_call", "_carrier", "_credit", "_is_cancelled", "_loop", "_number", "_pieces", "_reader", "_status",
-        "_taken", "_timer",
+        "_taken", "_timer", "nothing_came",
     )  # fmt: skip
 
     def __init__(
@@ -76,6 +76,8 @@ class LaneRun:
         self._status: RunStatus | None = None
         self._is_cancelled = False
         self._call: RunCall | None = None
+        # Of its stream, while the lane carries it.
+        self.nothing_came = True
 
     async def read(self) -> Any:
         """What has come, at once; as `RunCall` says.
@@ -120,6 +122,7 @@ class LaneRun:
         if self._credit <= 0:
             self._give_up(grpc.StatusCode.INTERNAL, "the server sent more of this run than it was allowed to")
         elif piece:
+            self.nothing_came = False
             self._credit -= len(piece)
             self._pieces.append(piece)
             self._wake()

@@ -16,11 +16,11 @@ from envtrio.v1.env_service_pb2 import (
 )
 from google.protobuf.message import DecodeError
 
+from env_client.call_status import CallStatus
 from env_client.errors import shown_id
 from env_client.lane_end import StreamEnd
-from env_client.lane_frames import Opening, Outbox, RunStatus, decoded
+from env_client.lane_frames import Opening, Outbox, decoded
 from env_client.lane_run import LaneRun
-from env_client.statuses import env_error
 from env_client.verdicts import VERDICTS
 
 if TYPE_CHECKING:
@@ -46,14 +46,14 @@ class LaneStream:
 
     Runs that come before the server has opened it wait for that. If it turns out that it carries no runs, or
     cannot be opened, they are handed on; if it breaks, they end with that, and those that were never sent are
-    handed on.
+    handed on. Where it ends because the server stops, those of which nothing came were refused.
 
     Args:
         call: the call, whose requests are SessionRequests, and whose responses come serialized.
         opening: the first frame.
         open_seconds: how long the server may take to open it.
         side: decodes big messages, and has nothing else to do: all runs wait for it.
-        hand_on: sends a run that it does not carry in another way.
+        hand_on: sends a run that it does not carry in another way; it is told why.
         ended: called once, when the stream is over.
     """
 
@@ -63,11 +63,12 @@ class LaneStream:
         opening: SessionOpen,
         open_seconds: float,
         side: SideThread,
-        hand_on: Callable[[LaneRun, Opening], object],
+        hand_on: Callable[[LaneRun, Opening, str], object],
         ended: Callable[[LaneStream, StreamEnd], object],
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._call = call
+        self._status = CallStatus(call)
         self._opening = opening
         self._side = side
         self._hand_on = hand_on
@@ -181,8 +182,7 @@ class LaneStream:
                 raise
             return self._given_up
         except grpc.RpcError as error:
-            translated = env_error(error)
-            return StreamEnd(str(translated), error=translated)
+            return StreamEnd.of(await self._status.behind(error))
         except DecodeError as error:
             return StreamEnd(f"what the server sent cannot be decoded: {error}", grpc.StatusCode.INTERNAL)
 
@@ -218,16 +218,16 @@ class LaneStream:
         if self._carries:
             self._news.set()
         else:
-            self._hand_all_on()
+            self._hand_all_on("the server carries no runs in a session")
 
     def _answered(self, request_id: str, verdict: Verdict | None) -> None:
         waiting = self._answers.get(request_id)
         if waiting is not None and not waiting.done():
             waiting.set_result(verdict)
 
-    def _hand_all_on(self) -> None:
+    def _hand_all_on(self, why: str) -> None:
         for number, opening in self._outbox.take_openings().items():
-            self._hand_on(self._runs.pop(number), opening)
+            self._hand_on(self._runs.pop(number), opening, why)
 
     async def _write(self) -> None:
         # One message at a time: what becomes due while it is on its way leaves together.
@@ -266,13 +266,12 @@ class LaneStream:
         self._patience.cancel()
         self._writer.cancel()
         self._call.cancel()
-        if not (end.is_torn or self._is_parting):
-            self._hand_all_on()
+        if not (end.is_torn or self._is_parting or end.refusal):
+            self._hand_all_on(end.why)
         self._ended(self, end)
-        status = RunStatus(end.code.value[0], f"the stream that carried this run broke: {end.why}")
         runs, self._runs = self._runs, {}
         for run in runs.values():
-            run.end(status)
+            run.end(end.status_of(nothing_came=run.nothing_came))
         for request_id in tuple(self._answers):
             self._answered(request_id, None)
 

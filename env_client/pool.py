@@ -88,17 +88,18 @@ def not_ready(target: str, timeout: float | None, last: str, why: str) -> Unavai
 
 
 def readiness(view: WatchPoolResponse) -> str:
-    """The pool's workers by state, and why each that takes no runs does not; in one line."""
+    """Whether the broker stops, its workers by state, and why those that take no runs do not; in a line."""
     waiting = [worker for worker in view.workers if worker.state != WorkerState.WORKER_STATE_READY]
     parts = [f"{name(worker)} is {state(worker)}{_because(worker)}" for worker in waiting[:_SHOWN_WORKERS]]
     if more := len(waiting) - len(parts):
         parts.append(f"and {more} more")
     ready = len(view.workers) - len(waiting)
-    return "; ".join([f"{ready} of {len(view.workers)} workers of the pool are ready", *parts])
+    count = f"{ready} of {len(view.workers)} workers of the pool are ready"
+    return "; ".join([*_stopping(view), count, *parts])
 
 
 def headline(view: WatchPoolResponse) -> str:
-    """Workers by state, slots, queue."""
+    """Whether the broker stops, workers by state, slots, queue."""
     states: dict[str, int] = {}
     for worker in view.workers:
         states[state(worker)] = states.get(state(worker), 0) + 1
@@ -107,10 +108,11 @@ def headline(view: WatchPoolResponse) -> str:
     running = sum(worker.running for worker in view.workers)
     least, most = view.min_local_workers, view.max_local_workers
     elastic = f" ({least} to {most} local ones)" if least < most else ""
-    return (
+    said = (
         f"workers: {by_state}{elastic}; {running} of {slots} slots taken; {view.queued_runs} of "
         f"{view.max_queued_runs} runs queued"
     )
+    return "; ".join([*_stopping(view), said])
 
 
 def totals(view: WatchPoolResponse) -> str:
@@ -169,6 +171,10 @@ def printable(text: str) -> str:
 
 
 _SERVING: Final = (WorkerState.WORKER_STATE_READY, WorkerState.WORKER_STATE_DRAINING)
+
+
+def _stopping(view: WatchPoolResponse) -> list[str]:
+    return [printable(view.stopping)[:_MAX_DETAIL_CHARACTERS]] if view.stopping else []
 
 
 def _unreachable(error: grpc.RpcError) -> str:

@@ -52,7 +52,8 @@ def env_error(error: grpc.RpcError, request_id: str = "") -> EnvError:
             delay = error_details_pb2.RetryInfo.FromString(detail.value).retry_delay
             retry_after = delay.seconds + delay.nanos / 1e9
     run = f"run {shown_id(request_id)}: " if request_id else ""
-    label = f"{code} {reason}" if reason else f"{code} (no word from the server)"
+    silent = "no word of it from the server" if request_id else "no word from the server"
+    label = f"{code} {reason}" if reason else f"{code} ({silent})"
     return error_class(code, reason)(
         f"{run}{label}: {error.details() or 'no details'}",
         code=code,
@@ -61,6 +62,21 @@ def env_error(error: grpc.RpcError, request_id: str = "") -> EnvError:
         metadata=metadata,
         retry_after=retry_after,
     )
+
+
+def status_details(error: grpc.RpcError) -> bytes:
+    """The serialized google.rpc.Status of a call that ended so; empty where there is none."""
+    trailing: Iterable[Any] = error.trailing_metadata() or ()
+    details: bytes = next((value for key, value in trailing if key == _DETAILS_KEY), b"")
+    return details
+
+
+def made_details(reason: str) -> bytes:
+    """A serialized google.rpc.Status that has this reason: for what the client says in a server's place."""
+    status = status_pb2.Status()
+    status.details.add().Pack(error_details_pb2.ErrorInfo(domain=_DOMAIN, reason=reason))
+    data: bytes = status.SerializeToString()
+    return data
 
 
 async def translated(call: Awaitable[Any], request_id: str = "") -> Any:

@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from envtrio.v1 import env_service_pb2 as pb
+from envtrio.v1 import errors_pb2
 
 from env_worker.domain.runs import ConfirmOutcome
 from env_worker.request import check_request_id
@@ -108,6 +109,8 @@ class SessionStream:
         elif self._farewell:
             self._finish()
             await asyncio.wait((writing,), timeout=FAREWELL_SECONDS)
+            if not writing.done():
+                raise _untold()
         raise self._ended.result()
 
     def give_up(self) -> None:
@@ -211,3 +214,12 @@ class SessionStream:
                 for request_id in request_ids
             ]
         )
+
+
+def _untold() -> Refusal:
+    """Not DRAINING, which says that each run that had begun was told its end."""
+    return Refusal(
+        errors_pb2.ERROR_REASON_WORKER_LOST,
+        f"the worker ends, and how its runs ended was not read within {FAREWELL_SECONDS:g} s; open the "
+        "session with the next epoch later",
+    )

@@ -64,6 +64,9 @@ class LaneCall:
     async def done_writing(self) -> None:
         pass
 
+    def add_done_callback(self, callback: object) -> None:
+        pass
+
     def cancel(self) -> None:
         if not self._is_over:
             self._is_cancelled = True
@@ -102,7 +105,7 @@ class LaneOwner:
         assert self.call.kinds() == ["open", "open_run"]
 
     def _open(self) -> LaneStream:
-        def hand_on(_run: LaneRun, opening: Opening) -> None:
+        def hand_on(_run: LaneRun, opening: Opening, _why: str) -> None:
             self.handed_on.append(opening.request.request_id)
 
         def ended(_stream: LaneStream, end: StreamEnd) -> None:

@@ -270,7 +270,7 @@ async def test_a_batch_waits_for_room_and_goes_on() -> None:
             await Batch(client, [SMALL], tally, None).run(1, display)
         assert {name: group.outcomes for name, group in tally.by_outcome.items()} == {"ok": 5}
         (said,) = display.said
-        assert "has no room for more runs now" in said
+        assert "takes no more runs now" in said
         assert "ARRAY_BUDGET" in said
 
 

@@ -9,13 +9,18 @@ import grpc
 from envtrio.v1 import env_service_pb2 as pb
 from envtrio.v1 import registry_service_pb2
 
+from env_broker import link
+from env_broker.link import LAST_WORDS_SECONDS, WorkerLink
 from env_broker.routes import RETENTION_MARGIN_SECONDS
+from env_worker.registration import GOODBYE_SECONDS
 from tests.helpers.clock import FakeClock
 from tests.helpers.raw_client import connected, message
-from tests.helpers.scripted_worker import Abort, ScriptedWorker, Send, WaitCancel
+from tests.helpers.scripted_worker import Abort, ScriptedWorker, Send, Wait, WaitCancel
 from tests.helpers.stub_client import new_id
 
 if TYPE_CHECKING:
+    import pytest
+
     from tests.helpers.raw_client import RawClient
 
 GRACE = 3.0
@@ -167,6 +172,79 @@ async def test_a_worker_that_is_lost_answers_nothing_and_the_client_hears_that()
         first, second = worker.sessions.opens
         assert first.session_id == second.session_id
         assert first.epoch < second.epoch
+
+
+class Goodbyes:
+    """Tells when a broker has heard the goodbye of a worker."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        hear_out, self._came = WorkerLink.heard_out, asyncio.Event()
+
+        async def noted(link: WorkerLink) -> None:
+            self._came.set()
+            await hear_out(link)
+
+        monkeypatch.setattr(WorkerLink, "heard_out", noted)
+
+    async def heard(self) -> None:
+        """Return some turns of the loop after one, in which the worker might be given up."""
+        await asyncio.wait_for(self._came.wait(), 10)
+        for _ in range(100):
+            await asyncio.sleep(0)
+
+
+async def test_what_a_worker_answers_counts_also_where_its_goodbye_is_heard_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    goodbyes = Goodbyes(monkeypatch)
+    async with connected() as (broker, client), ScriptedWorker() as worker:
+        lease = await worker.register(broker.address)
+        run = await replied(client, worker)
+        session = await client.session().open(new_id())
+        worker.sessions.reading.clear()
+        answer = asyncio.create_task(session.confirm(run))
+        await worker.until(lambda: worker.sessions.opens)
+        await lease.beat(draining=True)
+        leaving = asyncio.create_task(lease.leave())
+        await goodbyes.heard()
+        worker.sessions.reading.set()
+        assert await answer == ["CONFIRMED"]
+        await leaving
+        assert worker.instance not in broker._links
+
+
+async def test_what_a_worker_says_of_a_run_counts_also_where_its_goodbye_is_heard_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    goodbyes, run, go = Goodbyes(monkeypatch), new_id(), asyncio.Event()
+    async with connected() as (broker, client), ScriptedWorker() as worker:
+        lease = await worker.register(broker.address)
+        worker.script(run, Wait(go), Abort(grpc.StatusCode.UNAVAILABLE, "DRAINING", "I drain"))
+        outcome = asyncio.create_task(client.run(run))
+        await worker.until(lambda: run in worker.runs)
+        await lease.beat(draining=True)
+        leaving = asyncio.create_task(lease.leave())
+        await goodbyes.heard()
+        go.set()
+        assert (await outcome)[1:3] == ("UNAVAILABLE", "DRAINING")
+        await leaving
+
+
+async def test_a_worker_that_said_goodbye_is_waited_for_no_longer_than_it_waits_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert LAST_WORDS_SECONDS < GOODBYE_SECONDS
+    monkeypatch.setattr(link, "LAST_WORDS_SECONDS", 0.02)
+    async with connected() as (broker, client), ScriptedWorker() as worker:
+        lease = await worker.register(broker.address)
+        run = await replied(client, worker)
+        session = await client.session().open(new_id())
+        worker.sessions.lines[run] = [None]
+        answer = asyncio.create_task(session.confirm(run))
+        await worker.until(lambda: worker.sessions.confirms)
+        await lease.beat(draining=True)
+        await lease.leave()
+        assert await answer == ["WORKER_LOST"]
 
 
 async def test_a_silent_worker_gets_no_answer_made_up_and_holds_nobody_up() -> None:

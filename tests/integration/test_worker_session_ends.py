@@ -214,7 +214,7 @@ async def test_what_is_due_when_a_worker_stops_is_for_who_reads_it_and_holds_up_
             assert [run.outcome.reason for run in runs] == ["WORKER_LOST"] * 3
         assert await stopping == []
         if not reads:
-            assert (await stream.status())[0] == "UNAVAILABLE"
+            assert await stream.status() == ("UNAVAILABLE", "WORKER_LOST"), "DRAINING says that all was told"
 
 
 async def test_a_draining_worker_finishes_what_has_begun_and_refuses_the_rest() -> None:

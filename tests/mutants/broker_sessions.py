@@ -284,4 +284,11 @@ BROKER_SESSIONS: Final = (
         "        except asyncio.CancelledError:\n            pass\n",
         (f"{CLIENT_RUNS_TESTS}::test_a_hop_that_is_cancelled_keeps_nothing_of_its_message",),
     ),
+    Mutant(
+        "broker: a worker that said goodbye is not heard out",
+        "env_broker/link.py",
+        "                while any(leg.waits for leg in self.legs):",
+        "                while False:",
+        (f"{CONFIRMS_TESTS}::test_what_a_worker_answers_counts_also_where_its_goodbye_is_heard_first",),
+    ),
 )

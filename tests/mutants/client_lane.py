@@ -8,6 +8,7 @@ from tests.mutants.mutant import Mutant
 
 LANE: Final = "env_client/lane.py"
 STREAM: Final = "env_client/lane_stream.py"
+END: Final = "env_client/lane_end.py"
 RUN: Final = "env_client/lane_run.py"
 FRAMES: Final = "env_client/lane_frames.py"
 CLIENT: Final = "env_client/client.py"
@@ -31,10 +32,40 @@ CLIENT_LANE: Final = (
     ),
     Mutant(
         "lane: a run whose stream broke has ended well",
-        STREAM,
-        "        status = RunStatus(end.code.value[0], ",
-        "        status = RunStatus(0, ",
+        END,
+        "        return RunStatus(self.code.value[0], ",
+        "        return RunStatus(0, ",
         (f"{ENDS_TESTS}::test_a_run_without_an_end_is_not_delivered_whatever_came_of_it",),
+    ),
+    Mutant(
+        "lane: what had come of a run is forgotten where its server stops",
+        END,
+        "        if self.refusal is not None and nothing_came:",
+        "        if self.refusal is not None:",
+        (
+            f"{ENDS_TESTS}::test_when_its_server_stops_what_has_not_begun_was_refused_and_the_rest_is_uncertain",
+        ),
+    ),
+    Mutant(
+        "lane: any end of a stream refuses the runs of which nothing came",
+        END,
+        '        if said.reason == "DRAINING":',
+        "        if said.reason:",
+        (f"{ENDS_TESTS}::test_a_run_without_an_end_is_not_delivered_whatever_came_of_it",),
+    ),
+    Mutant(
+        "lane: a status that grpc.aio hides stays hidden",
+        STREAM,
+        "StreamEnd.of(await self._status.behind(error))",
+        "StreamEnd.of(error)",
+        (f"{ENDS_TESTS}::test_a_status_that_grpc_hides_is_found",),
+    ),
+    Mutant(
+        "lane: without a connection a run is sent by a call of its own",
+        LANE,
+        "        return self._channel.get_state() is not grpc.ChannelConnectivity.TRANSIENT_FAILURE",
+        "        return True",
+        (f"{OPENS_TESTS}::test_nothing_is_sent_to_a_server_that_cannot_be_reached_and_that_is_said",),
     ),
     Mutant(
         "lane: a server is sent runs without the capability",
@@ -46,8 +77,8 @@ CLIENT_LANE: Final = (
     Mutant(
         "lane: runs that are handed on as the loop is torn down",
         STREAM,
-        "        if not (end.is_torn or self._is_parting):",
-        "        if not self._is_parting:",
+        "        if not (end.is_torn or self._is_parting or end.refusal):",
+        "        if not (self._is_parting or end.refusal):",
         (f"{ENDS_TESTS}::test_tasks_that_are_cancelled_before_they_began",),
     ),
     Mutant(
@@ -144,8 +175,8 @@ CLIENT_LANE: Final = (
     Mutant(
         "lane: runs that are handed on as the client is closed",
         STREAM,
-        "        if not (end.is_torn or self._is_parting):",
-        "        if not end.is_torn:",
+        "        if not (end.is_torn or self._is_parting or end.refusal):",
+        "        if not (end.is_torn or end.refusal):",
         (
             f"{STREAM_TESTS}::test_nothing_is_handed_on_by_who_is_closed",
             f"{OPENS_TESTS}::test_a_lane_that_is_closed_while_it_is_opened_sends_nothing",
@@ -154,7 +185,7 @@ CLIENT_LANE: Final = (
     Mutant(
         "lane: a run that was never sent ends with the stream",
         STREAM,
-        "        if not (end.is_torn or self._is_parting):",
+        "        if not (end.is_torn or self._is_parting or end.refusal):",
         "        if self._opened is None and not end.is_torn:",
         (f"{STREAM_TESTS}::test_when_it_breaks_what_was_never_sent_is_handed_on",),
     ),

@@ -260,5 +260,12 @@ WORKER_SESSIONS: Final = (
         "            if False:\n                self.goodbye = False\n",
         (REFUSALS_TESTS,),
     ),
+    Mutant(
+        "worker: a stream ends as drained although its runs' ends were not told",
+        STREAM,
+        "            if not writing.done():\n",
+        "            if False:\n",
+        (f"{ENDS_TESTS}::test_what_is_due_when_a_worker_stops_is_for_who_reads_it_and_holds_up_no_stop",),
+    ),
     *WORKER_MESSAGES,
 )

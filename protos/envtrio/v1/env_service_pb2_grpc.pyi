@@ -230,7 +230,10 @@ class EnvServiceStub(typing.Generic[_EnvServiceRunType, _EnvServiceCancelType, _
       FAILED_PRECONDITION  PROTOCOL_GENERATION: upgrade the older peer.
       ABORTED              SESSION_SUPERSEDED: a higher epoch of the session owns it. Do not reconnect this one.
       RESOURCE_EXHAUSTED   TABLE_FULL: too many sessions. Open it again after RetryInfo's delay.
-      UNAVAILABLE          DRAINING, or no ErrorInfo: open it again with the next epoch, within the grace.
+      UNAVAILABLE          DRAINING: the server stops, and has ended each run that had begun; any other run that the
+                           stream was to carry was refused so. WORKER_LOST: a worker stops, and its client has not
+                           read how its runs ended. Those, or no ErrorInfo: open the session again with the next
+                           epoch, within the grace.
       UNIMPLEMENTED        NOT_OFFERED: the server has no sessions; the late-cancel window alone decides.
       UNAUTHENTICATED      UNAUTHENTICATED: send the right token.
     """
@@ -369,7 +372,10 @@ class EnvServiceServicer(metaclass=abc.ABCMeta):
           FAILED_PRECONDITION  PROTOCOL_GENERATION: upgrade the older peer.
           ABORTED              SESSION_SUPERSEDED: a higher epoch of the session owns it. Do not reconnect this one.
           RESOURCE_EXHAUSTED   TABLE_FULL: too many sessions. Open it again after RetryInfo's delay.
-          UNAVAILABLE          DRAINING, or no ErrorInfo: open it again with the next epoch, within the grace.
+          UNAVAILABLE          DRAINING: the server stops, and has ended each run that had begun; any other run that the
+                               stream was to carry was refused so. WORKER_LOST: a worker stops, and its client has not
+                               read how its runs ended. Those, or no ErrorInfo: open the session again with the next
+                               epoch, within the grace.
           UNIMPLEMENTED        NOT_OFFERED: the server has no sessions; the late-cancel window alone decides.
           UNAUTHENTICATED      UNAUTHENTICATED: send the right token.
         """

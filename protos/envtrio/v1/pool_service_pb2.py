@@ -26,7 +26,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x65nvtrio/v1/pool_service.proto\x12\nenvtrio.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"L\n\x10WatchPoolRequest\x12\x1b\n\x13protocol_generation\x18\x01 \x01(\r\x12\x1b\n\x13min_interval_millis\x18\x02 \x01(\r\"\xbe\x02\n\x11WatchPoolResponse\x12,\n\x08taken_at\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\'\n\x07workers\x18\x02 \x03(\x0b\x32\x16.envtrio.v1.WorkerView\x12\x13\n\x0bqueued_runs\x18\x03 \x01(\r\x12\x17\n\x0fmax_queued_runs\x18\x04 \x01(\r\x12=\n\x08\x63ounters\x18\x05 \x03(\x0b\x32+.envtrio.v1.WatchPoolResponse.CountersEntry\x12\x19\n\x11min_local_workers\x18\x06 \x01(\r\x12\x19\n\x11max_local_workers\x18\x07 \x01(\r\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xaf\x02\n\nWorkerView\x12\x10\n\x08instance\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12&\n\x05state\x18\x03 \x01(\x0e\x32\x17.envtrio.v1.WorkerState\x12\x14\n\x0c\x65nvironments\x18\x04 \x03(\t\x12\x0f\n\x07running\x18\x05 \x01(\r\x12\x1b\n\x13max_concurrent_runs\x18\x06 \x01(\r\x12\x14\n\x0copen_windows\x18\x07 \x01(\r\x12\x18\n\x10held_array_bytes\x18\x08 \x01(\x04\x12\x31\n\rregistered_at\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06\x64\x65tail\x18\n \x01(\t\x12\x12\n\nlocal_slot\x18\x0b \x01(\t\x12\x0b\n\x03pid\x18\x0c \x01(\r*\xaa\x01\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15WORKER_STATE_STARTING\x10\x01\x12\x18\n\x14WORKER_STATE_LOADING\x10\x02\x12\x16\n\x12WORKER_STATE_READY\x10\x03\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x04\x12\x15\n\x11WORKER_STATE_LOST\x10\x05\x32Y\n\x0bPoolService\x12J\n\tWatchPool\x12\x1c.envtrio.v1.WatchPoolRequest\x1a\x1d.envtrio.v1.WatchPoolResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x65nvtrio/v1/pool_service.proto\x12\nenvtrio.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"L\n\x10WatchPoolRequest\x12\x1b\n\x13protocol_generation\x18\x01 \x01(\r\x12\x1b\n\x13min_interval_millis\x18\x02 \x01(\r\"\xd0\x02\n\x11WatchPoolResponse\x12,\n\x08taken_at\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\'\n\x07workers\x18\x02 \x03(\x0b\x32\x16.envtrio.v1.WorkerView\x12\x13\n\x0bqueued_runs\x18\x03 \x01(\r\x12\x17\n\x0fmax_queued_runs\x18\x04 \x01(\r\x12=\n\x08\x63ounters\x18\x05 \x03(\x0b\x32+.envtrio.v1.WatchPoolResponse.CountersEntry\x12\x19\n\x11min_local_workers\x18\x06 \x01(\r\x12\x19\n\x11max_local_workers\x18\x07 \x01(\r\x12\x10\n\x08stopping\x18\x08 \x01(\t\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xaf\x02\n\nWorkerView\x12\x10\n\x08instance\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12&\n\x05state\x18\x03 \x01(\x0e\x32\x17.envtrio.v1.WorkerState\x12\x14\n\x0c\x65nvironments\x18\x04 \x03(\t\x12\x0f\n\x07running\x18\x05 \x01(\r\x12\x1b\n\x13max_concurrent_runs\x18\x06 \x01(\r\x12\x14\n\x0copen_windows\x18\x07 \x01(\r\x12\x18\n\x10held_array_bytes\x18\x08 \x01(\x04\x12\x31\n\rregistered_at\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06\x64\x65tail\x18\n \x01(\t\x12\x12\n\nlocal_slot\x18\x0b \x01(\t\x12\x0b\n\x03pid\x18\x0c \x01(\r*\xaa\x01\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15WORKER_STATE_STARTING\x10\x01\x12\x18\n\x14WORKER_STATE_LOADING\x10\x02\x12\x16\n\x12WORKER_STATE_READY\x10\x03\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x04\x12\x15\n\x11WORKER_STATE_LOST\x10\x05\x32Y\n\x0bPoolService\x12J\n\tWatchPool\x12\x1c.envtrio.v1.WatchPoolRequest\x1a\x1d.envtrio.v1.WatchPoolResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,16 +35,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_WATCHPOOLRESPONSE_COUNTERSENTRY']._loaded_options = None
   _globals['_WATCHPOOLRESPONSE_COUNTERSENTRY']._serialized_options = b'8\001'
-  _globals['_WORKERSTATE']._serialized_start=784
-  _globals['_WORKERSTATE']._serialized_end=954
+  _globals['_WORKERSTATE']._serialized_start=802
+  _globals['_WORKERSTATE']._serialized_end=972
   _globals['_WATCHPOOLREQUEST']._serialized_start=78
   _globals['_WATCHPOOLREQUEST']._serialized_end=154
   _globals['_WATCHPOOLRESPONSE']._serialized_start=157
-  _globals['_WATCHPOOLRESPONSE']._serialized_end=475
-  _globals['_WATCHPOOLRESPONSE_COUNTERSENTRY']._serialized_start=428
-  _globals['_WATCHPOOLRESPONSE_COUNTERSENTRY']._serialized_end=475
-  _globals['_WORKERVIEW']._serialized_start=478
-  _globals['_WORKERVIEW']._serialized_end=781
-  _globals['_POOLSERVICE']._serialized_start=956
-  _globals['_POOLSERVICE']._serialized_end=1045
+  _globals['_WATCHPOOLRESPONSE']._serialized_end=493
+  _globals['_WATCHPOOLRESPONSE_COUNTERSENTRY']._serialized_start=446
+  _globals['_WATCHPOOLRESPONSE_COUNTERSENTRY']._serialized_end=493
+  _globals['_WORKERVIEW']._serialized_start=496
+  _globals['_WORKERVIEW']._serialized_end=799
+  _globals['_POOLSERVICE']._serialized_start=974
+  _globals['_POOLSERVICE']._serialized_end=1063
 # @@protoc_insertion_point(module_scope)

@@ -112,6 +112,7 @@ class WatchPoolResponse(google.protobuf.message.Message):
     COUNTERS_FIELD_NUMBER: builtins.int
     MIN_LOCAL_WORKERS_FIELD_NUMBER: builtins.int
     MAX_LOCAL_WORKERS_FIELD_NUMBER: builtins.int
+    STOPPING_FIELD_NUMBER: builtins.int
     queued_runs: builtins.int
     """Runs that wait for a worker."""
     max_queued_runs: builtins.int
@@ -120,6 +121,8 @@ class WatchPoolResponse(google.protobuf.message.Message):
     """Fewest and most local workers of the pool; equal in one that is not elastic."""
     max_local_workers: builtins.int
     """As above."""
+    stopping: builtins.str
+    """For people: that the broker stops, and so takes no runs, whatever its workers do. Empty while it does not."""
     @property
     def taken_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When it was taken."""
@@ -153,9 +156,10 @@ class WatchPoolResponse(google.protobuf.message.Message):
         counters: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
         min_local_workers: builtins.int = ...,
         max_local_workers: builtins.int = ...,
+        stopping: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["taken_at", b"taken_at"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["counters", b"counters", "max_local_workers", b"max_local_workers", "max_queued_runs", b"max_queued_runs", "min_local_workers", b"min_local_workers", "queued_runs", b"queued_runs", "taken_at", b"taken_at", "workers", b"workers"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["counters", b"counters", "max_local_workers", b"max_local_workers", "max_queued_runs", b"max_queued_runs", "min_local_workers", b"min_local_workers", "queued_runs", b"queued_runs", "stopping", b"stopping", "taken_at", b"taken_at", "workers", b"workers"]) -> None: ...
 
 Global___WatchPoolResponse: typing_extensions.TypeAlias = WatchPoolResponse
 

@@ -42,10 +42,10 @@ class Scene:
     def __init__(self) -> None:
         self.links: dict[str, Any] = {}
         self.local, self.clock, self.errands, self.now = Local(), FakeClock(), Errands(), 1_700_000_000.0
-        dispatcher: Any = SimpleNamespace(queued=3)
+        self.dispatcher: Any = SimpleNamespace(queued=3, closed=False)
         self.view = PoolView(
             links=self.links,
-            dispatcher=dispatcher,
+            dispatcher=self.dispatcher,
             local=self.local,
             counters=Counters(),
             errands=self.errands,
@@ -216,3 +216,10 @@ def test_every_reason_is_counted_as_something() -> None:
     no_ends = {"WORKER_SILENT", "SESSION_SUPERSEDED", "LEASE_EXPIRED"}
     for reason in set(_CODES) - ends_of_runs - no_ends:
         assert outcome_of(reason) in (CANCELLED, REFUSED), reason
+
+
+async def test_a_broker_that_stops_says_so() -> None:
+    scene = Scene()
+    assert scene.view.take().stopping == ""
+    scene.dispatcher.closed = True
+    assert scene.view.take().stopping == "the broker is stopping and takes no runs"

@@ -76,13 +76,45 @@ async def test_each_run_has_one_outcome(service: ScriptedService) -> None:
     assert display.shown[-1].startswith("4/4 episodes, 2.0 episodes/s, 1 failed, 1 exceptions, ")
 
 
+@pytest.mark.parametrize(
+    ("served", "kind"), [(["maths"], "maths"), (["maths", "chess"], "(unknown)"), ([], "(unknown)")]
+)
+async def test_a_run_that_named_no_environment_and_failed_was_of_the_only_one(
+    service: ScriptedService, served: list[str], kind: str
+) -> None:
+    for name in served:
+        service.description.environments.add(name=name)
+    service.on_run(End(grpc.StatusCode.INTERNAL, "HOOK_FAILED"))
+    tally = Tally(1)
+    async with EnvClient(service.address) as client:
+        await Batch(client, [{}], tally, None).run(1, Quiet())
+    assert any(line.split() == [kind, "1", "0", "-"] for line in tally.summary().splitlines())
+
+
+async def test_nobody_is_asked_for_the_only_environment_where_an_episode_tells_it_or_a_run_did(
+    service: ScriptedService,
+) -> None:
+    tallies = []
+    for env in (None, "synthetic"):
+        service.on_run(End(grpc.StatusCode.INTERNAL, "HOOK_FAILED"))
+        service.on_run(*(Send(message) for message in episode_stream(1)))
+        tallies.append(Tally(2))
+        async with EnvClient(service.address, env=env) as client:
+            await Batch(client, [{}], tallies[-1], None, env).run(1, Quiet())
+    assert [any("synthetic  " in line for line in tally.summary().splitlines()) for tally in tallies] == [
+        True
+    ] * 2
+    assert not any("(unknown)" in tally.summary() for tally in tallies)
+    assert service.describes == 0
+
+
 async def test_runs_that_were_not_sent_wait_for_a_server_that_is_unavailable(
     service: ScriptedService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(readiness, "_SAID_AFTER_SECONDS", 0.0)
     states = health_pb2.HealthCheckResponse
     came, go_on = threading.Event(), threading.Event()
-    service.on_run(Reach(came), Wait(go_on), End(grpc.StatusCode.UNAVAILABLE, "NO_WORKER_READY"))
+    service.on_run(Reach(came), Wait(go_on), End(grpc.StatusCode.UNAVAILABLE))  # it may have begun
     for _ in range(3):
         service.on_run(*(Send(message) for message in episode_stream(1)))
     tally, display = Tally(4), Quiet()
@@ -193,6 +225,10 @@ def test_tasks_are_read(tmp_path: Path) -> None:
         (b'{"a": 1,\n "b": 2}\n', "line 1, column 9: Expecting property name"),
         (b"[" * 100_000, "line 1: .*recursion"),
         (b'{"a": ' + b"9" * 5_000 + b"}", "line 1: .*digits"),
+        (b'{"a": 1}\n{"a": NaN}\n', "line 2: task: .*not JSON compliant.*without NaN and Infinity"),
+        (b'{"a": [-Infinity]}', "line 1: task: .*not JSON compliant"),
+        (b'{"a": 1e999}', "line 1: task: .*not JSON compliant"),
+        (b'{"a": "\\ud800"}', "line 1: task: .*surrogates"),
         (None, "No such file"),
     ],
 )
@@ -301,7 +337,7 @@ async def test_a_run_that_a_full_queue_refused_is_sent_again_under_a_new_id(serv
     assert len({run.request_id for run in service.runs}) == 3
     assert not service.cancels
     (said,) = display.said
-    assert f"{service.address} has no room for more runs now (run " in said
+    assert f"{service.address} takes no more runs now (run " in said
     assert said.endswith("those that it refuses are sent again, for up to 30 s each")
 
 
@@ -321,3 +357,37 @@ async def test_what_would_end_the_same_way_or_later_than_it_may_is_not(
     async with EnvClient(service.address) as client:
         await Batch(client, [{}], tally, None).run(1, display)
     assert (tally.exceptions, len(service.runs), display.said) == (1, 1, [])
+
+
+@pytest.mark.parametrize("reason", ["DRAINING", "NO_WORKER_READY", "NOT_ADMITTED"])
+async def test_a_run_that_was_refused_before_it_began_is_sent_again_when_runs_are_taken(
+    service: ScriptedService, reason: str
+) -> None:
+    states = health_pb2.HealthCheckResponse
+    came, go_on = threading.Event(), threading.Event()
+    service.on_run(Reach(came), Wait(go_on), End(grpc.StatusCode.UNAVAILABLE, reason))
+    service.on_run(End(grpc.StatusCode.UNAVAILABLE, reason))
+    for _ in range(2):
+        service.on_run(*(Send(message) for message in episode_stream(1)))
+    tally, display = Tally(2), Quiet()
+    async with EnvClient(service.address) as client:
+        running = asyncio.create_task(Batch(client, [{}], tally, None).run(1, display))
+        assert await asyncio.to_thread(came.wait, SECONDS)
+        service.serve(states.NOT_SERVING)
+        display.on_say = lambda: service.serve(states.SERVING)
+        go_on.set()
+        await asyncio.wait_for(running, SECONDS)
+    assert {name: group.outcomes for name, group in tally.by_outcome.items()} == {"ok": 2}
+    assert len({run.request_id for run in service.runs}) == 4
+    assert not service.cancels
+    (said,) = [text for text in display.said if "takes no more runs now" in text]
+    assert f"UNAVAILABLE {reason}: scripted" in said
+
+
+async def test_a_server_that_only_refuses_is_asked_no_longer_than_one_waits(service: ScriptedService) -> None:
+    service.on_run(End(grpc.StatusCode.UNAVAILABLE, "DRAINING"))
+    tally = Tally(1)
+    async with EnvClient(service.address) as client:
+        await Batch(client, [{}], tally, None, wait_seconds=0.01).run(1, Quiet())
+    assert set(tally.by_outcome) == {"DrainingError"}
+    assert len(service.runs) == 1

@@ -12,18 +12,21 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 from envtrio.v1 import env_service_pb2 as pb
+from grpc.aio._call import StreamStreamCall
 
-from env_client import EnvClient, EnvError, InternalError, UnavailableError
+from env_client import DrainingError, EnvClient, EnvError, InternalError, UnavailableError
 from env_client.lane_run import LaneRun
 from tests.helpers.deltas import episode_stream, opening
 from tests.helpers.scripted_end import End
+from tests.helpers.scripted_lane import LaneLine
 from tests.helpers.scripted_service import Hang, Reach, ScriptedService, Send, Wait
 
 if TYPE_CHECKING:
     from tests.helpers.scripted_lane import ScriptedLane
 
 RUN = "0123456789abcdef0123456789abcdef"
-BROKEN = End(grpc.StatusCode.UNAVAILABLE, "DRAINING", "the scripted end")
+DRAINED = End(grpc.StatusCode.UNAVAILABLE, "DRAINING", "the scripted end")
+BROKEN = End(grpc.StatusCode.ABORTED, "SESSION_SUPERSEDED", "the scripted end")
 
 
 def replies(service: ScriptedService, **arguments: Any) -> None:
@@ -51,7 +54,7 @@ async def test_when_it_breaks_each_of_its_runs_hears_why_and_the_next_opens_it_a
         carrying.lanes.streams[0].end(BROKEN)
         for run in runs:
             with pytest.raises(
-                UnavailableError, match="this run broke: UNAVAILABLE DRAINING: the scripted"
+                UnavailableError, match="this run broke: ABORTED SESSION_SUPERSEDED: the scripted"
             ) as caught:
                 await run
             assert caught.value.reason == ""  # That was said of the stream, and not of the run.
@@ -74,9 +77,62 @@ async def test_a_run_without_an_end_is_not_delivered_whatever_came_of_it(
         run = asyncio.ensure_future(client.run({}, request_id=RUN))
         assert await asyncio.to_thread(reached.wait, 20)
         (await the_stream(carrying)).end(end)
-        with pytest.raises(UnavailableError, match=r"no word from the server.*this run broke: "):
+        with pytest.raises(UnavailableError, match=r"no word of it from the server.*this run broke: "):
             await run
     assert carrying.cancelled_ids() == [RUN]
+
+
+async def test_when_its_server_stops_what_has_not_begun_was_refused_and_the_rest_is_uncertain(
+    carrying: ScriptedService,
+) -> None:
+    begun, come = threading.Event(), threading.Event()
+    carrying.on_run(Send(opening()), Reach(begun), Hang())
+    carrying.on_run(Reach(come), Hang())
+    async with EnvClient(carrying.address) as client, client.stream({}, request_id=RUN) as stream:
+        await anext(stream)
+        other = asyncio.ensure_future(client.run({}))
+        assert await asyncio.to_thread(come.wait, 20)
+        carrying.lanes.streams[0].end(DRAINED)
+        with pytest.raises(DrainingError, match="UNAVAILABLE DRAINING: the scripted end") as refused:
+            await other
+        assert refused.value.reason == "DRAINING"
+        with pytest.raises(UnavailableError, match="this run broke: UNAVAILABLE DRAINING: the scr") as caught:
+            await anext(stream)
+        assert caught.value.reason == ""
+    assert carrying.cancelled_ids() == [RUN]
+
+
+async def test_a_server_that_stops_before_it_opens_the_stream_has_refused_its_runs(
+    carrying: ScriptedService,
+) -> None:
+    carrying.on_lane(LaneLine(refuse=DRAINED))
+    async with EnvClient(carrying.address) as client:
+        runs = await asyncio.gather(*(client.run({}) for _ in range(3)), return_exceptions=True)
+        assert [getattr(run, "reason", run) for run in runs] == ["DRAINING"] * 3
+    assert carrying.runs == []
+    assert carrying.cancels == []
+
+
+async def test_a_status_that_grpc_hides_is_found(
+    carrying: ScriptedService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    come, read = threading.Event(), StreamStreamCall.read
+
+    async def hiding(call: Any) -> Any:
+        try:
+            return await read(call)
+        except grpc.aio.AioRpcError:
+            call._cython_call.set_internal_error("as where a message is being written")
+            return await read(call)
+
+    monkeypatch.setattr(StreamStreamCall, "read", hiding)
+    carrying.on_run(Reach(come), Hang())
+    async with EnvClient(carrying.address) as client:
+        run = asyncio.ensure_future(client.run({}))
+        assert await asyncio.to_thread(come.wait, 20)
+        carrying.lanes.streams[0].end(DRAINED)
+        with pytest.raises(DrainingError, match="the scripted end"):
+            await run
 
 
 async def test_a_reply_counts_only_with_the_end(carrying: ScriptedService) -> None:

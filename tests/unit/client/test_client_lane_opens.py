@@ -189,11 +189,14 @@ async def test_a_server_that_does_not_open_it_in_time(carrying: ScriptedService)
     assert (len(carrying.lanes.opens), opened_runs(carrying)) == (1, 0)
 
 
-async def test_a_server_that_cannot_be_reached_is_reported_as_by_run() -> None:
+async def test_nothing_is_sent_to_a_server_that_cannot_be_reached_and_that_is_said() -> None:
     client = EnvClient("127.0.0.1:1")
     for _ in range(2):
-        with pytest.raises(UnavailableError, match=r"no word from the server.*127\.0\.0\.1:1"):
+        with pytest.raises(
+            UnavailableError, match=r"NOT_ADMITTED: not sent, .*no word from the server.*127\.0\.0\.1:1"
+        ) as caught:
             await client.run({})
+        assert caught.value.reason == "NOT_ADMITTED"
     await client.close(0.1)
 
 

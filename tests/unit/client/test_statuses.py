@@ -76,7 +76,7 @@ class Broken(grpc.RpcError):
 def test_statuses_that_grpc_made(details: bytes | None) -> None:
     error = env_error(Broken(details), "0123456789abcdef" * 2)
     assert (error.code, error.reason, error.retry_after) == ("INTERNAL", "", None)
-    assert str(error) == "run 01234567: INTERNAL (no word from the server): no details"
+    assert str(error) == "run 01234567: INTERNAL (no word of it from the server): no details"
 
 
 def test_delivery_uncertain_carries_the_episode() -> None:

@@ -195,6 +195,12 @@ def test_health_says_why_not(capsys: pytest.CaptureFixture[str]) -> None:
     assert "local worker 1 is STARTING (it waits to be started again; worker 1 exited with code 2" in why
 
 
+def test_a_broker_that_stops_is_said_first() -> None:
+    view = WatchPoolResponse(workers=[{"instance": "a" * 32, "state": 3}], stopping="the broker stops\x1b[2J")  # type: ignore[list-item]
+    assert readiness(view) == "the broker stops [2J; 1 of 1 workers of the pool are ready"
+    assert table_lines(view, "h:1")[0].startswith("h:1  the broker stops [2J; workers: 1 READY; 0 of 0 slots")
+
+
 def test_so_many_workers_are_named_and_no_more() -> None:
     view = WatchPoolResponse(workers=[{"instance": f"{n:032x}", "state": 5} for n in range(20)])  # type: ignore[list-item]
     assert readiness(view).count(" is LOST") == 8
