@@ -9,6 +9,7 @@ import logging
 import os
 import secrets
 import shlex
+import stat
 import sys
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, TextIO
@@ -234,7 +235,9 @@ def _opened(path: str | None) -> Iterator[TextIO | None]:
         return
     with ExitStack() as stack:
         try:
-            file = stack.enter_context(open(path, "w", encoding="utf-8"))
+            # To append, which cuts nothing: what is there may be the only word of arrays that are still held.
+            file = stack.enter_context(open(path, "a", encoding="utf-8"))
+            status = os.fstat(file.fileno())
         except OSError as error:
             folder = os.path.dirname(path)
             missing = bool(folder) and not os.path.isdir(folder)
@@ -242,4 +245,9 @@ def _opened(path: str | None) -> Iterator[TextIO | None]:
             raise SettingsError(
                 f"--out {shlex.quote(path)}: {error}; {next_step} a file that can be written"
             ) from error
+        if stat.S_ISREG(status.st_mode) and status.st_size:
+            raise SettingsError(
+                f"--out {shlex.quote(path)}: it is there and has {status.st_size} bytes, which are not "
+                "overwritten; name another file, or remove it"
+            )
         yield file

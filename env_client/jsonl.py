@@ -1,7 +1,8 @@
 """Outcomes of runs as JSON lines.
 
-Everything is plain JSON: no NaN, token streams as lists. Times are as in protobuf's own JSON, which
-`env-client top --json` has too: RFC 3339 in UTC, under names that end in `_at`.
+Everything is plain JSON: no NaN, token streams as lists. What is absent is null, an empty text as well, which
+in the protos is no other thing; in messages, which are as OpenAI has them, it is left out. Times are as in
+protobuf's own JSON, which `env-client top --json` has too: RFC 3339 in UTC, under names that end in `_at`.
 """
 
 from __future__ import annotations
@@ -46,15 +47,14 @@ def outcome_line(
 
 
 def exception_json(environment: str | None, task: Task, error: Exception) -> dict[str, Any]:
-    """A run without an episode, and its exception: class, message, status code, reason (empty where it has
-    none)."""
+    """A run without an episode, and its exception: class, message, status code, reason."""
     return {
         "environment": environment,
         "task": _sendable(task),
         "error": type(error).__name__,
-        "message": str(error),
-        "code": error.code if isinstance(error, EnvError) else "",
-        "reason": error.reason if isinstance(error, EnvError) else "",
+        "message": str(error) or None,
+        "code": error.code or None if isinstance(error, EnvError) else None,
+        "reason": error.reason or None if isinstance(error, EnvError) else None,
     }
 
 
@@ -62,16 +62,16 @@ def episode_json(episode: Episode) -> dict[str, Any]:
     """A checked episode: fields as in episode.proto, JSON texts parsed, what is absent as null."""
     head = episode.head
     return {
-        "episode_id": head.episode_id,
-        "environment": head.environment,
+        "episode_id": head.episode_id or None,
+        "environment": head.environment or None,
         "task": _parsed(head.task_json),
         "ok": head.ok,
         "reward": arrays.episode_reward(episode),
         "errors": [_error(error) for error in head.errors],
         "started_at": _time(head.started_at) if head.HasField("started_at") else None,
         "duration_seconds": _seconds(head.duration) if head.HasField("duration") else None,
-        "group_id": head.group_id,
-        "worker_instance": head.worker_instance,
+        "group_id": head.group_id or None,
+        "worker_instance": head.worker_instance or None,
         "traces": [_trace(trace) for trace in episode.traces],
     }
 
@@ -79,10 +79,10 @@ def episode_json(episode: Episode) -> dict[str, Any]:
 def _trace(trace: Trace) -> dict[str, Any]:
     header = trace.header
     return {
-        "trace_id": header.trace_id,
-        "agent": header.agent,
+        "trace_id": header.trace_id or None,
+        "agent": header.agent or None,
         "trainable": header.trainable,
-        "model": header.model,
+        "model": header.model or None,
         "started_at": _time(header.started_at) if header.HasField("started_at") else None,
         "finished_at": _nanos(trace.finished_unix_nanos),
         "ok": trace.ok if trace.HasField("ok") else None,
@@ -102,8 +102,8 @@ def _trace(trace: Trace) -> dict[str, Any]:
             {
                 "source": link.source,
                 "target": link.target,
-                "kind": link.kind,
-                "target_trace_id": link.target_trace_id,
+                "kind": link.kind or None,
+                "target_trace_id": link.target_trace_id or None,
             }
             for link in trace.links
         ],
@@ -160,27 +160,28 @@ def _call(call: Call) -> dict[str, Any]:
     counts = ("node", "prompt_tokens", "completion_tokens", "cached_tokens")
     return {
         **{name: getattr(call, name) if call.HasField(name) else None for name in counts},  # type: ignore[arg-type]
-        "model": call.model,
+        "model": call.model or None,
         "simulated": call.simulated,
-        "endpoint": call.endpoint,
-        "dialect": call.dialect,
+        "endpoint": call.endpoint or None,
+        "dialect": call.dialect or None,
         "attempt": call.attempt,
         "started_at": _time(call.started_at) if call.HasField("started_at") else None,
         "duration_seconds": _seconds(call.duration) if call.HasField("duration") else None,
-        "finish_reason": call.finish_reason,
+        "finish_reason": call.finish_reason or None,
         "error": _error(call.error) if call.HasField("error") else None,
         "weight_versions": [
-            {"version": span.version, "start": span.start, "end": span.end} for span in call.weight_versions
+            {"version": span.version or None, "start": span.start, "end": span.end}
+            for span in call.weight_versions
         ],
     }
 
 
 def _error(error: EpisodeError) -> dict[str, Any]:
     return {
-        "type": error.type,
-        "message": error.message,
-        "phase": error.phase,
-        "traceback": error.traceback,
+        "type": error.type or None,
+        "message": error.message or None,
+        "phase": error.phase or None,
+        "traceback": error.traceback or None,
         "occurred_at": _nanos(error.occurred_unix_nanos),
     }
 

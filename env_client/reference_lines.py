@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from env_client.errors import InvalidRequestError
+from env_client.training_arrays.excerpt import excerpt
 from env_client.training_arrays.reference import INFO_KEY, ArrayReference
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ class FoundReferences:
 
 
 def find_references(lines: Iterable[bytes]) -> FoundReferences:
-    """Read JSON lines in UTF-8. Empty lines, and those of runs without an episode, have no references."""
+    """Read JSON lines in UTF-8. Empty lines, and those of runs without an episode, have no references; what
+    is no outcome of a run at all, as a task, is a fault."""
     found = FoundReferences()
     for number, line in enumerate(lines, 1):
         try:
@@ -48,6 +50,12 @@ def _references(outcome: Any) -> Iterator[ArrayReference]:
     """Every reference of an outcome. ValueError or InvalidRequestError for what is none."""
     if not isinstance(outcome, dict):
         raise ValueError(f"found a JSON {type(outcome).__name__}, expected an object")
+    if "traces" not in outcome and "error" not in outcome:
+        keys = excerpt(list(outcome))
+        raise ValueError(
+            f"found an object of {keys}, expected an outcome that `env-client run --out` wrote, which has "
+            "'traces' or an 'error'"
+        )
     for trace in _list(outcome, "traces"):
         info = trace.get("info") if isinstance(trace, dict) else None
         if not isinstance(info, dict):

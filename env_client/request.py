@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from envtrio.v1.env_service_pb2 import CancelOutcome, ModelEndpoint, RunRequest, SamplingParams
+from google.protobuf.descriptor import FieldDescriptor
 
 from env_client.errors import InvalidRequestError, InvalidTaskError, MessageTooLargeError, shown_id
 
@@ -26,9 +27,17 @@ _FOREVER_SECONDS: Final = 1e9
 """Some thirty years: gRPC takes more for a time that has passed."""
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _REQUEST_ID: Final = re.compile(r"[0-9a-f]{32}")
-_TOP_LOGPROBS: Final = ("logprobs", "top_logprobs")
-"""What engines call `top_logprobs_count`."""
-_SAMPLING_FIELDS: Final = frozenset(SamplingParams.DESCRIPTOR.fields_by_name)
+_TOP_LOGPROBS: Final = ("logprobs", "top_logprobs", "top_logprobs_count")
+"""What engines call `top_logprobs_count`, and that."""
+_SAMPLING_FIELDS: Final = SamplingParams.DESCRIPTOR.fields_by_name
+_EXPECTED: Final[Mapping[int, str]] = {
+    FieldDescriptor.CPPTYPE_DOUBLE: "a number",
+    FieldDescriptor.CPPTYPE_INT32: f"an integer from {-(2**31)} to {2**31 - 1}",
+    FieldDescriptor.CPPTYPE_UINT32: f"an integer from 0 to {2**32 - 1}",
+    FieldDescriptor.CPPTYPE_INT64: f"an integer from {-(2**63)} to {2**63 - 1}",
+    FieldDescriptor.CPPTYPE_STRING: "a text, or a list of texts",  # stop
+}
+"""What a field of the sampling parameters takes, by its type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +202,13 @@ def checked_sampling(sampling: Sampling) -> SamplingParams:
             if isinstance(value, bool):
                 raise _malformed(label, value, "how many top log-probabilities each sampled token gets")
             name = "top_logprobs_count"
+            if params.HasField("top_logprobs_count") and params.top_logprobs_count != value:
+                raise InvalidRequestError(
+                    f"{label} is {repr(value)[:80]}, but another name of the same, how many top "
+                    f"log-probabilities each sampled token gets, says {params.top_logprobs_count}; leave out "
+                    f"one of {', '.join(key for key in _TOP_LOGPROBS if sampling.get(key) is not None)}",
+                    metadata={"field": label},
+                )
         if name in ("extra_json", "extra"):
             raise _malformed(label, value, "further keys of the engine beside the others, as plain values")
         try:
@@ -205,8 +221,16 @@ def checked_sampling(sampling: Sampling) -> SamplingParams:
             else:
                 setattr(params, name, value)
         except (TypeError, ValueError, RecursionError) as error:
-            raise _malformed(label, value, "what env_service.proto says of it", error) from error
+            raise _malformed(label, value, _expected(name), error) from error
     return params
+
+
+def _expected(name: object) -> str:
+    if not isinstance(name, str):
+        return "a text as its name"
+    if (known := _SAMPLING_FIELDS.get(name)) is None:
+        return "what JSON can say"
+    return _EXPECTED[known.cpp_type]
 
 
 def _model_endpoint(model: str | None, endpoint: str | Endpoint | None) -> ModelEndpoint:

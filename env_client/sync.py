@@ -39,7 +39,7 @@ from env_client.request import (
 )
 from env_client.session import Session, part
 from env_client.statuses import env_error
-from env_client.sync_stream import SyncEpisodeStream
+from env_client.sync_stream import SyncEpisodeStream, check_plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -132,7 +132,13 @@ class SyncEnvClient:
         timeout: float | None = None,
         on_delta: Callable[[TraceDelta], object] | None = None,
     ) -> Episode:
-        """As `EnvClient.run`; `on_delta` is a plain function. The timeout is looked at between its calls."""
+        """As `EnvClient.run`; `on_delta` is a plain function. The timeout is looked at between its calls.
+
+        Raises:
+            TypeError: `on_delta` is asynchronous. Where that is seen at its first call only, the run is taken
+                back.
+        """
+        check_plain(on_delta)
         stream = self.stream(
             task,
             env=env,

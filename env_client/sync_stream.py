@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import queue
 import time
 from collections import deque
@@ -80,7 +81,14 @@ class SyncEpisodeStream:
         return self._landed.popleft()
 
     def result(self, on_delta: Callable[[TraceDelta], object] | None = None) -> Episode:
-        """Read the rest of the stream and return the episode; `on_delta` gets each further delta."""
+        """Read the rest of the stream and return the episode; `on_delta`, a plain function, gets each further
+        delta.
+
+        Raises:
+            TypeError: `on_delta` is asynchronous.
+            EnvError: as `EnvClient.run`. What `on_delta` raises comes through.
+        """
+        check_plain(on_delta)
         return self._guarded(lambda: self._drain(on_delta))
 
     def abandon(self, cause: str) -> None:
@@ -96,7 +104,7 @@ class SyncEpisodeStream:
             while self._landed:
                 delta = self._landed.popleft()
                 if on_delta is not None:
-                    on_delta(delta)
+                    check_plain(on_delta, on_delta(delta))
                     self._check_deadline()
             batch = self._next_batch()
             if batch is None:
@@ -146,3 +154,14 @@ class SyncEpisodeStream:
     def _check_deadline(self) -> None:
         if self._deadline is not None and time.monotonic() >= self._deadline:
             raise self._intake.expired(self._timeout)
+
+
+def check_plain(on_delta: Callable[[TraceDelta], object] | None, returned: object = None) -> None:
+    """TypeError for an asynchronous function, which nobody awaits here. Some show it by what they return."""
+    if inspect.iscoroutinefunction(on_delta) or inspect.isawaitable(returned):
+        if inspect.iscoroutine(returned):
+            returned.close()  # or Python warns that it was never awaited
+        raise TypeError(
+            f"on_delta is {on_delta!r}, an asynchronous function, which the synchronous client cannot await; "
+            "give a plain one, or use EnvClient"
+        )

@@ -18,6 +18,10 @@ ARRAY_BYTES_KEY: Final = "training_array_bytes"
 """Where an EpisodeHook may leave the size of what it kept of a trace."""
 INCOMPLETE_KEY: Final = "incomplete"
 """Where a worker says what an engine was asked for and did not give."""
+UNKNOWN_KIND: Final = "(unknown)"
+"""Of runs without an episode that named no environment."""
+_MAX_SHOWN: Final = 300
+"""Characters of a reason."""
 _SIMULATED: Final = "simulated model (right at a seeded rate)"
 
 
@@ -43,6 +47,15 @@ class Group:
             self.judged += 1
             self.reward_sum += reward
 
+    def __add__(self, other: Group) -> Group:
+        """Both together."""
+        return Group(
+            self.outcomes + other.outcomes,
+            self.turns + other.turns,
+            self.judged + other.judged,
+            self.reward_sum + other.reward_sum,
+        )
+
 
 @dataclass(slots=True)
 class Tally:
@@ -56,12 +69,16 @@ class Tally:
     received_bytes: int = 0
     array_bytes: float | None = None
     referring: int = 0
-    """Episodes with references to training arrays: their workers hold those until somebody releases them."""
+    """Episodes with references that hold training arrays, until somebody releases them."""
     incomplete: dict[str, int] = field(default_factory=dict)
     """In how many episodes a field that an engine was asked for is missing, by its name."""
+    first_reasons: dict[str, str] = field(default_factory=dict)
+    """By that name: why, in the first of them that says it."""
     simulated: bool = False
     by_outcome: dict[str, Group] = field(default_factory=dict)
     by_kind: dict[str, Group] = field(default_factory=dict)
+    only_environment: str | None = None
+    """What UNKNOWN_KIND is, where that is known by now."""
     first_messages: dict[str, str] = field(default_factory=dict)
     """By outcome other than "ok": what the first of them said."""
 
@@ -76,9 +93,14 @@ class Tally:
             size = json.loads(trace.info_json.get(ARRAY_BYTES_KEY, "null"))
             if isinstance(size, int | float):
                 self.array_bytes = (self.array_bytes or 0) + size
-        self.referring += any(json.loads(trace.info_json.get(INFO_KEY, "null")) for trace in episode.traces)
-        for name in sorted({name for trace in episode.traces for name in _incomplete(trace)}):
+        self.referring += any(map(_refers, episode.traces))
+        reasons: dict[str, str] = {}
+        for name, reason in (each for trace in episode.traces for each in _incomplete(trace)):
+            reasons[name] = reasons.get(name) or reason
+        for name, reason in reasons.items():
             self.incomplete[name] = self.incomplete.get(name, 0) + 1
+            if reason:
+                self.first_reasons.setdefault(name, reason)
         if not episode.head.ok:
             errors = [*episode.head.errors, *(error for trace in episode.traces for error in trace.errors)]
             said = f"{errors[-1].type}: {errors[-1].message}" if errors else "no error was given"
@@ -94,7 +116,7 @@ class Tally:
     def summary(self) -> str:
         """A table for people, over several lines."""
         lines = [f"{self.done} of {self.total} runs have an outcome, {self.exceptions} of them an exception"]
-        for title, groups in (("outcome", self.by_outcome), ("kind", self.by_kind)):
+        for title, groups in (("outcome", self.by_outcome), ("kind", self._named_kinds())):
             lines += ["", *_table(title, groups)]
         if self.first_messages:
             lines += ["", *(f"first {name}: {said}" for name, said in sorted(self.first_messages.items()))]
@@ -102,10 +124,18 @@ class Tally:
         if self.array_bytes is not None:
             lines.append(f"training arrays kept by the workers: {format_bytes(self.array_bytes)}")
         for name, count in sorted(self.incomplete.items()):
-            lines.append(f"incomplete: {name} in {count} of {self.done} outcomes; info.incomplete says why")
+            reason = self.first_reasons.get(name, "info.incomplete says more")
+            lines.append(f"incomplete: {name} in {count} of {self.done} outcomes: {reason}")
         if self.simulated:
             lines.append(f"answers by the {_SIMULATED}")
         return "\n".join(lines)
+
+    def _named_kinds(self) -> dict[str, Group]:
+        kinds: dict[str, Group] = {}
+        for kind, group in self.by_kind.items():
+            name = self.only_environment or kind if kind == UNKNOWN_KIND else kind
+            kinds[name] = kinds.get(name, Group()) + group
+        return kinds
 
     def _count(self, outcome: str, kind: str, turns: int, reward: float | None) -> None:
         self.done += 1
@@ -113,10 +143,25 @@ class Tally:
         self.by_kind.setdefault(kind, Group()).add(turns, reward)
 
 
-def _incomplete(trace: Trace) -> Iterable[str]:
-    """Names of what the engine was asked for and did not give."""
+def _refers(trace: Trace) -> bool:
+    """Whether one of its references holds something: that of a branch without a complete field does not."""
+    said = json.loads(trace.info_json.get(INFO_KEY, "null"))
+    listed = said if isinstance(said, list) else ()
+    return any(isinstance(reference, dict) and bool(reference.get("arrays")) for reference in listed)
+
+
+def _incomplete(trace: Trace) -> Iterable[tuple[str, str]]:
+    """Names of what the engine was asked for and did not give, and why, if that is said."""
     said = json.loads(trace.info_json.get(INCOMPLETE_KEY, "null"))
-    return said if isinstance(said, dict) else ()
+    for name, entry in said.items() if isinstance(said, dict) else ():
+        reason = entry.get("reason") if isinstance(entry, dict) else None
+        yield _shown(name), _shown(reason) if isinstance(reason, str) else ""
+
+
+def _shown(text: str) -> str:
+    """As much of it as a line has room for, without what would move a terminal's cursor."""
+    shown = "".join(letter if letter.isprintable() else " " for letter in text[:_MAX_SHOWN])
+    return f"{shown}..." if len(text) > _MAX_SHOWN else shown
 
 
 def format_bytes(count: float) -> str:

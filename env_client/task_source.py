@@ -33,7 +33,7 @@ _OF_A_PART: Final = ("name", "weight", "params", "config")
 def read_task_set(
     source: str, params: Mapping[str, Any] | None = None, seed: int | None = None, count: int | None = None
 ) -> TaskSet:
-    """The tasks that `source` names: of a dataset, or of a file with a part of a task in it.
+    """The tasks that `source` names: of a dataset, or of a file with a part of a task, but its index, in it.
 
     Args:
         source: the dataset's name, or a path that ends in one of SUFFIXES. Such a file serves as well after
@@ -52,6 +52,16 @@ def read_task_set(
     else:
         given = {"dataset": source, "params": _as_json("--params", params or {})}
     is_mix = "datasets" in given
+    if is_mix and "dataset" in given:
+        raise SettingsError(
+            f"--dataset {source}: dataset ({repr(given['dataset'])[:80]}) and datasets are both given, but a "
+            "task is of one dataset or of a mix; remove one of them"
+        )
+    if "index" in given:
+        raise SettingsError(
+            f"--dataset {source}: index ({repr(given['index'])[:80]}) fixes one entry, and a task is written "
+            "for each; leave it out, or serve the file as it is (env-worker serve --env reasoning-gym:FILE)"
+        )
     fields = _Fields(f"--dataset {source}: ", given, _OF_A_MIX if is_mix else _OF_ONE)
     if seed is None:
         seed = fields.integer("seed", 0, 0, MAX_SEED)

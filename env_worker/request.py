@@ -207,10 +207,12 @@ def _check_headers(headers: Mapping[str, str]) -> None:
         if _HEADER_NAME.fullmatch(name) is None:
             raise _invalid(field, "is no lower-case HTTP header name; spell it in lower case, without spaces")
         if name in _FORBIDDEN_HEADERS or name.startswith("proxy-"):
-            raise _not_allowed(
-                field,
-                name,
-                "headers that carry secrets or steer the connection never cross; use api_key_variable",
+            raise Refusal(
+                errors_pb2.ERROR_REASON_ENDPOINT_NOT_ALLOWED,
+                f"{field}: headers that carry secrets or steer the connection never cross; leave it out, and "
+                "for a key name the worker's variable that holds it: model.api_key_variable (key_variable or "
+                "--key-variable in env_client)",
+                field=field,
             )
         if (size := len(value.encode())) > MAX_HEADER_BYTES:
             raise _invalid(
@@ -223,14 +225,6 @@ def _check_headers(headers: Mapping[str, str]) -> None:
                 field,
                 "holds characters beyond ASCII, or blanks at an end, which no header carries; leave them out",
             )
-
-
-def _not_allowed(field: str, value: str, why: str) -> Refusal:
-    return Refusal(
-        errors_pb2.ERROR_REASON_ENDPOINT_NOT_ALLOWED,
-        f"{field} is {value[:80]!r}, but {why}; leave it out, or ask the worker's operator",
-        field=field,
-    )
 
 
 def _too_large(field: str, what: str, size: int, limit: int) -> Refusal:

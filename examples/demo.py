@@ -91,12 +91,19 @@ def address_of(broker: subprocess.Popen[str]) -> str:
 
 def run_client(address: str) -> int:
     """Run the tasks; the client's exit code. On Ctrl-C it cancels its runs before it ends."""
+    # The client overwrites nothing, and another demo may run beside this one.
+    written = OUT / f"episodes-{os.getpid()}.jsonl"
+    written.unlink(missing_ok=True)
     arguments = [
         *("-m", "env_client", "run", "--broker", address, "--env", "reasoning-gym"),
-        *("--tasks", str(TASKS), "--count", "32", "--concurrency", "16", "--out", str(EPISODES)),
+        *("--tasks", str(TASKS), "--count", "32", "--concurrency", "16", "--out", str(written)),
     ]
-    with running(arguments, signal.SIGINT) as client:
-        return client.wait()
+    try:
+        with running(arguments, signal.SIGINT) as client:
+            return client.wait()
+    finally:
+        if written.exists():
+            written.replace(EPISODES)
 
 
 def main() -> int:

@@ -99,8 +99,9 @@ class EnvironmentRegistry:
         for spec in specs:
             name, environment = _load(spec)
             if name in self._environments:
+                target = spec.rpartition("=")[2]
                 raise EnvironmentLoadError(
-                    spec, f"the name {name!r} is taken already", f"serve one under another: OTHER={spec}"
+                    spec, f"the name {name!r} is taken already", f"serve one under another: OTHER={target}"
                 )
             self._environments[name] = self._served(spec, environment)
 
@@ -207,7 +208,7 @@ def _built_in(spec: str, built_in: BuiltIn, argument: str | None) -> Any:
         if not built_in.extra:
             raise EnvironmentLoadError(spec, str(error), "repair the installation of envtrio") from error
         raise EnvironmentLoadError(
-            spec, f"its package is not installed ({error})", f"run: pip install envtrio[{built_in.extra}]"
+            spec, f"its package is not installed ({error})", f"run: pip install 'envtrio[{built_in.extra}]'"
         ) from error
     except ValueError as error:
         next_step = "correct what follows the colon, or the file that it names"

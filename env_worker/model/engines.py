@@ -30,19 +30,29 @@ ENGINE_CLIENT: Final = "env_worker.model.http"
 """Needs the extra, and is not imported where no engine is asked."""
 _SHOWN: Final = 80
 """Characters of a value that came over the wire."""
+_ALIASES: Final = {
+    "model.url": "endpoint or --endpoint",
+    "model.dialect": "dialect or --dialect",
+    "model.api_key_variable": "key_variable or --key-variable",
+}
+"""What a caller may know the request's fields by."""
+_WITHOUT_ENDPOINT: Final = "leave it out, or name the endpoint that it is for"
 
 
 class EndpointNotAllowedError(Exception):
     """A run asks for a model that this worker must not, or cannot, ask.
 
     `field` is that of the request, `value` what it held, cut, and without what may be a secret: this goes
-    into logs.
+    into logs. `next_step` is for what no operator needs be asked about.
     """
 
-    def __init__(self, field: str, value: str, why: str) -> None:
+    def __init__(
+        self, field: str, value: str, why: str, next_step: str = "leave it out, or ask the worker's operator"
+    ) -> None:
         self.field = field
         self.value = _shown(field, value)[:_SHOWN]
-        super().__init__(f"{field} is {self.value!r}, but {why}; leave it out, or ask the worker's operator")
+        alias = f" ({_ALIASES[field]} in env_client)" if field in _ALIASES else ""
+        super().__init__(f"{field}{alias} is {self.value!r}, but {why}; {next_step}")
 
 
 class Engines:
@@ -119,13 +129,13 @@ class Engines:
         name = model or self._settings.model
         if not name:
             raise EndpointNotAllowedError(
-                "model.model", model, "this worker has no default model to ask there: name one"
+                "model.model", model, "this worker has no default model to ask there", "name one"
             )
         variable = key_variable or (self._settings.model_key_variable if own else "") or ""
         self._check_variable(variable, own=own)
         if (chosen := dialect or self._settings.model_dialect) not in DIALECTS:
             raise EndpointNotAllowedError(
-                "model.dialect", dialect, f"this worker speaks {', '.join(DIALECTS)}"
+                "model.dialect", dialect, f"this worker speaks {', '.join(DIALECTS)}", "name one of these"
             )
         return self._made(Engine(str(where), name, chosen, dict(headers or {}), variable))
 
@@ -167,16 +177,18 @@ class Engines:
                 "model.model", model, f"this worker has no endpoint to ask, only its simulation {SIMULATED!r}"
             )
         if key_variable:
-            raise EndpointNotAllowedError("model.api_key_variable", key_variable, "no endpoint is asked")
+            raise EndpointNotAllowedError(
+                "model.api_key_variable", key_variable, "no endpoint is asked", _WITHOUT_ENDPOINT
+            )
         if dialect:
-            raise EndpointNotAllowedError("model.dialect", dialect, "no endpoint is asked")
+            raise EndpointNotAllowedError("model.dialect", dialect, "no endpoint is asked", _WITHOUT_ENDPOINT)
         return self._simulated
 
     def _endpoint(self, url: str) -> BaseUrl:
         try:
             where = base_url(url)
         except ValueError as error:
-            raise EndpointNotAllowedError("model.url", url, f"{error}") from error
+            raise EndpointNotAllowedError("model.url", url, f"{error}", "mend it") from error
         if where != self._own and where not in self._allowed:
             others = f"{len(self._allowed)} entries" if len(self._allowed) else "no entries"
             beside = "" if self._own is None else " beside its --model-url"

@@ -81,7 +81,7 @@ def test_run_says_how_the_arrays_that_it_leaves_are_freed(
     service: ScriptedService, owner: str | None
 ) -> None:
     *messages, _ = episode_stream(1)
-    messages[-1].deltas[-1].append.info_json["training_arrays"] = '[{"key": "a"}]'
+    messages[-1].deltas[-1].append.info_json["training_arrays"] = '[{"arrays": {"routed_experts": {}}}]'
     service.on_run(*map(Send, (*messages, reply(*messages))))
     service.on_run(*map(Send, episode_stream(1)))
     named = () if owner is None else ("--owner", owner)
@@ -286,6 +286,37 @@ def test_tasks_are_not_overwritten_by_their_outcomes(
     assert main(arguments) == 2
     assert "is the file of --tasks; name another, or it would be lost" in capsys.readouterr().err
     assert (tmp_path / "tasks.jsonl").read_text() == '{"turns": 1}\n'
+
+
+@pytest.mark.parametrize("arguments", [["run", "--broker", "h:1"], ["tasks", "--dataset", "chain_sum"]])
+def test_a_file_that_has_something_is_not_overwritten(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.jsonl"
+    out.write_text("references of arrays that are still held\n")
+    link = tmp_path / "link.jsonl"
+    link.symlink_to(out)
+    for path in (out, link):
+        assert main([*arguments, "--out", str(path)]) == 2
+        said = f"--out {path}: it is there and has 41 bytes, which are not overwritten; name another file, or"
+        assert said in capsys.readouterr().err
+    assert out.read_text() == "references of arrays that are still held\n"
+
+
+def test_a_file_that_has_nothing_is_written_and_so_is_what_is_no_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, pipe = tmp_path / "tasks.jsonl", tmp_path / "pipe"
+    out.touch()
+    os.mkfifo(pipe)
+    arguments = ["tasks", "--dataset", "chain_sum", "--count", "1", "--out"]
+    assert main([*arguments, str(out)]) == 0
+    assert main([*arguments, os.devnull]) == 0
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    assert main([*arguments, str(pipe)]) == 0
+    assert os.read(reader, 1_000).decode() == out.read_text()
+    os.close(reader)
+    assert "1 tasks of chain_sum" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["dialect", "key_variable"])

@@ -67,7 +67,7 @@ def test_an_episode() -> None:
     assert (trace["metrics"], trace["info"]) == ({"m": 3.0}, {"refs": [{"key": "k"}]})
     assert (trace["ok"], trace["stop_condition"], trace["finished_at"]) == (True, "max_turns", FINISHED)
     assert trace["tools"] == []
-    assert trace["links"] == [{"source": 0, "target": 1, "kind": "return", "target_trace_id": ""}]
+    assert trace["links"] == [{"source": 0, "target": 1, "kind": "return", "target_trace_id": None}]
     prompt, answer = trace["nodes"]
     assert (prompt["parent"], prompt["token_ids"], prompt["mask"]) == (None, [5, 6], [0, 0])
     assert (prompt["is_content"], prompt["logprobs"]) == (None, [])
@@ -108,6 +108,43 @@ def test_the_least_episode_says_null_and_not_zero() -> None:
     assert trace["nodes"][0]["created_at"] is None
 
 
+def test_what_is_absent_is_null_and_never_an_empty_text() -> None:
+    """The protos' texts without presence are absent where they are empty; a message's part has presence."""
+    episode = Episode()
+    episode.head.errors.add()
+    trace = episode.traces.add()
+    trace.calls.add().error.SetInParent()
+    trace.calls[0].weight_versions.add()
+    trace.links.add()
+    trace.nodes.add().message.content.add(text="")
+    trace.stop_condition = ""
+    empty = []
+
+    def gather(path: str, value: Any) -> None:
+        if value == "":
+            empty.append(path)
+        for key, each in value.items() if isinstance(value, dict) else ():
+            gather(f"{path}.{key}", each)
+        for each in value if isinstance(value, list) else ():
+            gather(path, each)
+
+    body = episode_json(episode)
+    gather("", body)
+    assert empty == [".traces.stop_condition", ".traces.nodes.message.content"]
+    absent = {**body, **body["traces"][0], **body["traces"][0]["calls"][0], **body["errors"][0]}
+    names = (
+        "group_id",
+        "worker_instance",
+        "endpoint",
+        "dialect",
+        "finish_reason",
+        "phase",
+        "traceback",
+        "model",
+    )
+    assert {name: absent[name] for name in names} == dict.fromkeys(names)
+
+
 def test_constants_that_json_lacks_stay_text() -> None:
     episode = Episode()
     episode.head.task_json = '{"x": NaN}'
@@ -128,7 +165,9 @@ def test_exceptions() -> None:
         "reason": "WORKER_LOST",
     }
     unasked = json.loads(outcome_line(1, RUN, None, {}, ValueError("x")))
-    assert (unasked["environment"], unasked["task"], unasked["code"]) == (None, {}, "")
+    assert (unasked["environment"], unasked["task"], unasked["code"]) == (None, {}, None)
+    assert unasked["reason"] is None
+    assert json.loads(outcome_line(1, RUN, None, {}, ValueError()))["message"] is None
 
 
 @pytest.mark.parametrize("value", [math.nan, "\ud800", object()])

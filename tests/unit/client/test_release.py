@@ -212,6 +212,16 @@ def test_bad_lines_are_named_and_the_others_released(keeper: Keeper) -> None:
     assert list(keeper.requests[0].references.keys) == ["1" * 32], "a damaged line counts as a whole"
 
 
+def test_a_file_of_tasks_is_no_file_of_outcomes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text('{"dataset": "chain_sum", "index": 3}\n{}\n')
+    assert main(["release", "--episodes", str(tasks)]) == 1
+    first, second = capsys.readouterr().err.splitlines()
+    assert f"{tasks}, line 1: found an object of ['dataset', 'index'], expected an outcome that" in first
+    assert "which has 'traces' or an 'error'; its arrays are not released" in first
+    assert "line 2: found an object of []" in second
+
+
 def test_many_keys_go_in_several_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(release_module, "_KEYS_A_CALL", 2)
     line = a_line(*(reference("h:1", f"{number:032x}") for number in range(5)))

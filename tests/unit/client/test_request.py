@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -87,8 +88,19 @@ def test_sampling_by_mapping_or_message() -> None:
 def test_the_number_of_top_logprobs_goes_by_the_names_that_engines_have_for_it(name: str) -> None:
     params = built(sampling={name: 3}).sampling
     assert (params.top_logprobs_count, dict(params.extra_json)) == (3, {})
-    with pytest.raises(InvalidRequestError, match=r"how many|what env_service"):
+    with pytest.raises(InvalidRequestError, match=r"how many|an integer from 0 to 4294967295"):
         built(sampling={name: "three"} if name == "top_logprobs_count" else {name: True})
+
+
+@pytest.mark.parametrize("other", ["top_logprobs", "top_logprobs_count"])
+def test_two_names_of_the_number_of_top_logprobs_may_not_contradict_each_other(other: str) -> None:
+    for sampling in ({"logprobs": 4, other: 2}, {other: 2, "logprobs": 4}, {"logprobs": 0, other: 2}):
+        with pytest.raises(InvalidRequestError, match=f"leave out one of logprobs, {other}$") as caught:
+            built(sampling=sampling)
+        assert str(next(iter(sampling.values()))) in str(caught.value)
+        assert caught.value.metadata["field"] == f"sampling.{list(sampling)[1]}"
+    for sampling in ({"logprobs": 4, other: 4}, {"logprobs": None, other: 4}, {"logprobs": 4, other: None}):
+        assert built(sampling=sampling).sampling.top_logprobs_count == 4
 
 
 @pytest.mark.parametrize("task", [{"n": 2**60, "s": "ünïcode", "deep": [{"a": None}]}, {"x": 1.5, "y": True}])
@@ -149,6 +161,31 @@ def test_malformed_arguments(arguments: dict[str, Any], field: str) -> None:
     assert caught.value.metadata["field"] == field
     assert "expected" in str(caught.value)
     assert RUN.upper() not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("temperature", "hot", "a number"),
+        ("max_tokens", 2**32, "an integer from 0 to 4294967295"),
+        ("max_tokens", 1.5, "an integer from 0 to 4294967295"),
+        ("logprobs", "many", "an integer from 0 to 4294967295"),
+        ("top_k", [], "an integer from -2147483648 to 2147483647"),
+        ("seed", 2**63, "an integer from -9223372036854775808 to 9223372036854775807"),
+        ("stop", [1], "a text, or a list of texts"),
+        ("other", math.inf, "what JSON can say"),
+        (7, 1, "a text as its name"),
+    ],
+)
+def test_what_a_sampling_parameter_takes_is_said(name: Any, value: object, expected: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f", expected {re.escape(expected)}; mend"):
+        built(sampling={name: value})
+
+
+def test_every_sampling_parameter_says_what_it_takes() -> None:
+    for name in set(SamplingParams.DESCRIPTOR.fields_by_name) - {"extra_json"}:
+        with pytest.raises(InvalidRequestError, match=r"expected (a|an) "):
+            built(sampling={name: object()})
 
 
 def test_too_big_a_request_names_its_biggest_field() -> None:

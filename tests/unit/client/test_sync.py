@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -93,6 +94,45 @@ def test_what_breaks_out_of_a_run_cancels(service: ScriptedService, error: type[
     with SyncEnvClient(service.address) as client, pytest.raises(error, match="broke out"):
         client.run({}, request_id=RUN, on_delta=break_out)
     assert service.cancelled_ids() == [RUN]
+
+
+class Awaited:
+    """Shows only by what it returns that it must be awaited."""
+
+    async def __call__(self, _delta: TraceDelta) -> None:
+        raise AssertionError("nobody awaits it")
+
+
+async def asynchronous(_delta: TraceDelta) -> None:
+    raise AssertionError("nobody awaits it")
+
+
+@pytest.mark.parametrize("on_delta", [asynchronous, functools.partial(asynchronous)])
+def test_an_asynchronous_callback_is_refused_before_anything_is_sent(
+    service: ScriptedService, on_delta: Any
+) -> None:
+    with (
+        SyncEnvClient(service.address) as client,
+        pytest.raises(TypeError, match=r"asynchronous function, which .* cannot await; give a plain one"),
+    ):
+        client.run({}, on_delta=on_delta)
+    assert service.runs == []
+
+
+@pytest.mark.parametrize("on_delta", [Awaited(), lambda delta: asynchronous(delta)])
+def test_one_that_shows_it_when_it_is_called_ends_the_run(service: ScriptedService, on_delta: Any) -> None:
+    service.on_run(*sends(*episode_stream()))
+    with SyncEnvClient(service.address) as client, pytest.raises(TypeError, match="use EnvClient"):
+        client.run({}, request_id=RUN, on_delta=on_delta)
+    assert service.cancelled_ids() == [RUN]
+
+
+def test_result_refuses_one_and_the_run_goes_on(service: ScriptedService) -> None:
+    service.on_run(*sends(*episode_stream()))
+    with SyncEnvClient(service.address) as client, client.stream({}) as stream:
+        with pytest.raises(TypeError, match="asynchronous"):
+            stream.result(asynchronous)
+        assert stream.result().head.ok
 
 
 def test_deadlines(service: ScriptedService) -> None:

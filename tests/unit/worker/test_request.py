@@ -92,6 +92,12 @@ INVALID = "INVALID_REQUEST"
             "model.headers['Upper']",
             "lower-case",
         ),
+        (
+            {"model": pb.ModelEndpoint(headers={"authorization": "x"})},
+            ENDPOINT,
+            "model.headers['authorization']",
+            "the worker's variable that holds it: model.api_key_variable (key_variable or --key-variable in",
+        ),
         ({"model": pb.ModelEndpoint(headers={"a": "b\r\nc"})}, INVALID, "model.headers['a']", "control"),
         *(
             ({"model": pb.ModelEndpoint(headers={name: "x"})}, ENDPOINT, f"model.headers['{name}']", "never")

@@ -129,13 +129,20 @@ def test_what_cannot_be_served_is_named_with_the_reason(spec: str, reason: str) 
 
 def test_a_missing_extra_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
-    with pytest.raises(EnvironmentLoadError, match=r"pip install envtrio\[reasoning-gym\]"):
+    with pytest.raises(EnvironmentLoadError, match=r"pip install 'envtrio\[reasoning-gym\]'"):
         EnvironmentRegistry(["reasoning-gym"])
 
 
-def test_a_name_is_served_once() -> None:
-    with pytest.raises(EnvironmentLoadError, match="'synthetic' is taken already"):
-        EnvironmentRegistry(["synthetic", "synthetic"])
+@pytest.mark.parametrize(
+    ("specs", "name"),
+    [(["synthetic", "synthetic"], "synthetic"), (["echo=synthetic", f"echo={MODULE}:Named"], "echo")],
+)
+def test_a_name_is_served_once_and_what_is_said_then_works(specs: list[str], name: str) -> None:
+    with pytest.raises(EnvironmentLoadError, match=f"'{name}' is taken already") as caught:
+        EnvironmentRegistry(specs)
+    advised = str(caught.value).rpartition(" ")[2]
+    assert advised == f"OTHER={specs[1].rpartition('=')[2]}"
+    assert EnvironmentRegistry([specs[0], advised]).names == (name, "OTHER")
 
 
 def test_an_unknown_name_lists_the_known_ones_and_imports_nothing() -> None:

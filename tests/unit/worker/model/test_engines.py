@@ -161,6 +161,34 @@ def test_what_is_on_no_list_is_refused_by_its_field(asked: dict[str, str], field
     assert SECRET not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (
+            {"url": "127.0.0.1:1/v1"},
+            "model.url (endpoint or --endpoint in env_client) is '127.0.0.1:1/v1', but it does not begin "
+            "with http:// or https:// and a host; mend it",
+        ),
+        (
+            {"dialect": "vlm"},
+            "model.dialect (dialect or --dialect in env_client) is 'vlm', but this worker speaks",
+        ),
+        ({"dialect": "vlm"}, "sglang-chat; name one of these"),
+        ({"url": "http://other:1/v1"}, "http://engine:8000/v1; leave it out, or ask the worker's operator"),
+        (
+            {"key_variable": "HOME"},
+            "model.api_key_variable (key_variable or --key-variable in env_client) is 'HOME'",
+        ),
+    ],
+)
+def test_a_refusal_says_what_to_do_in_the_words_of_whoever_asked(asked: dict[str, str], said: str) -> None:
+    """Syntax is the caller's to mend, lists are the operator's."""
+    with pytest.raises(EndpointNotAllowedError) as refused:
+        own().model_for(**asked)
+    assert said in str(refused.value)
+    assert ("operator" in str(refused.value)) == ("on this worker's list" in str(refused.value))
+
+
 def test_an_endpoint_without_a_model_to_ask_is_refused() -> None:
     worker = engines("--allow-endpoint", "http://listed:2")
     with pytest.raises(EndpointNotAllowedError, match="name one") as refused:
