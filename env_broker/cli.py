@@ -13,6 +13,7 @@ from env_broker.config import VARIABLE_PREFIX, BrokerSettings, SettingsError, ma
 from env_broker.exit_code import EXIT_CANNOT_START, EXIT_USAGE, HELP
 from env_broker.log_stream import LogStream
 from env_broker.variables import unknown_variables
+from env_broker.worker_settings import without_effect
 from env_broker.worker_variables import not_inherited
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ def _run(settings: BrokerSettings) -> int:
     for warning in unknown_variables(os.environ, VARIABLE_PREFIX, known):
         log.warning("%s", warning)
     for warning in not_inherited(os.environ) if settings.most_workers else ():
+        log.warning("%s", warning)
+    if warning := without_effect(settings):
         log.warning("%s", warning)
     # These import grpc, which --help can do without.
     from env_broker import event_loop

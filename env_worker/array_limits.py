@@ -15,6 +15,8 @@ from env_worker.memory import usable_memory_bytes
 from env_worker.setting import SettingsError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from env_worker.config import WorkerSettings
     from env_worker.hook import EpisodeHook
 
@@ -35,20 +37,22 @@ _UNSET: Final = {
 """Settings of which nobody has made use. Not array_workers, which a broker says to all its workers."""
 
 
-def array_limits(settings: WorkerSettings) -> ArrayLimits:
-    """The limits for what hooks leave to the worker; logs those that it has worked out itself.
+def array_limits(settings: WorkerSettings) -> tuple[ArrayLimits, Mapping[str, str]]:
+    """The limits for what hooks leave to the worker; and of those that it has worked out itself, by their
+    names, how.
 
     SettingsError if there is no such spill folder, or no file can be made in it.
     """
     memory_bytes, spill_bytes, folder = settings.array_memory_bytes, settings.array_spill_bytes, None
+    reasons: dict[str, str] = {}
     if memory_bytes is None:
         usable = usable_memory_bytes()
         memory_bytes = usable // MEMORY_SHARE // settings.array_workers
-        logger.info(
-            "training arrays may take %d bytes of memory: 1/%d of the %d bytes that this process may use%s; "
-            "--array-memory-bytes sets another limit",
-            memory_bytes, MEMORY_SHARE, usable, _shared(settings.array_workers),
-        )  # fmt: skip
+        reasons["memory_bytes"] = (
+            f"training arrays may take {memory_bytes} bytes of memory: 1/{MEMORY_SHARE} of the {usable} "
+            f"bytes that this process may use{_shared(settings.array_workers)}; --array-memory-bytes sets "
+            "another limit"
+        )
     if settings.array_spill_dir is not None:
         folder = Path(settings.array_spill_dir).absolute()
         try:
@@ -58,12 +62,12 @@ def array_limits(settings: WorkerSettings) -> ArrayLimits:
         if spill_bytes is None:
             free = shutil.disk_usage(folder).free
             spill_bytes = free // SPILL_SHARE // settings.array_workers
-            logger.info(
-                "training arrays beyond that may take %d bytes of %s: 1/%d of the %d bytes that are free "
-                "there%s; --array-spill-bytes sets another limit",
-                spill_bytes, folder, SPILL_SHARE, free, _shared(settings.array_workers),
-            )  # fmt: skip
-    return ArrayLimits(
+            reasons["spill_bytes"] = (
+                f"training arrays beyond that may take {spill_bytes} bytes of {folder}: 1/{SPILL_SHARE} of "
+                f"the {free} bytes that are free there{_shared(settings.array_workers)}; --array-spill-bytes "
+                "sets another limit"
+            )
+    limits = ArrayLimits(
         memory_bytes=memory_bytes,
         spill_dir=folder,
         spill_bytes=spill_bytes or 0,
@@ -71,6 +75,7 @@ def array_limits(settings: WorkerSettings) -> ArrayLimits:
         fields=tuple(dict.fromkeys(settings.array_fields)) or TRAINING_ARRAY_FIELDS,
         strict=settings.array_strict,
     )
+    return limits, reasons
 
 
 def warn_of_unused(settings: WorkerSettings, hook: EpisodeHook | None) -> None:

@@ -122,7 +122,7 @@ class WorkerServer:
         check_exposure("--listen", settings.listen, insecure=settings.insecure)
         if settings.metrics is not None:
             check_exposure("--metrics", settings.metrics, insecure=settings.insecure)
-        limits = array_limits(settings)
+        limits, reasons = array_limits(settings)
         server = grpc.aio.server(options=SERVER_OPTIONS)
         undo.push_async_callback(give_up_ports, server)
         host = settings.listen.rpartition(":")[0]
@@ -136,7 +136,7 @@ class WorkerServer:
             self.metrics_address = metrics.address
         hook = current_hook if self._hook is None else lambda: self._hook
         address = settings.advertised(self.address)
-        arrays = self._arrays = ArrayServing(Home(self.instance, address), limits, hook)
+        arrays = self._arrays = ArrayServing(Home(self.instance, address), limits, hook, reasons)
         undo.push_async_callback(arrays.close)
         if (current := hook()) is not None:
             try:

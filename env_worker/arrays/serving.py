@@ -6,6 +6,7 @@ import asyncio
 import logging
 from contextlib import asynccontextmanager
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from env_worker.arrays.errors import ArraysNotFoundError
@@ -16,7 +17,7 @@ from env_worker.hook import array_store
 from env_worker.tasks import log_failure
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
     from concurrent.futures import Future
 
     from env_worker.arrays.fetch import Fetch
@@ -57,11 +58,19 @@ class ArrayServing:
         home: the worker, as references name it.
         limits: for what a store's hook leaves to the worker.
         hook: gives the current hook.
+        reasons: for limits by their names, how the worker came to them; logged for a store that has them.
     """
 
-    def __init__(self, home: Home, limits: ArrayLimits, hook: Callable[[], EpisodeHook | None]) -> None:
+    def __init__(
+        self,
+        home: Home,
+        limits: ArrayLimits,
+        hook: Callable[[], EpisodeHook | None],
+        reasons: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.home: Final = home
         self._limits: Final = limits
+        self._reasons: Final = reasons
         self._hook: Final = hook
         self._unserved: EpisodeHook | None = None
         self._stores: tuple[ArrayStore, ...] = ()
@@ -93,6 +102,7 @@ class ArrayServing:
             self._threads = self._threads or ArrayThreads()
             store.attach(self.home, self._limits)
             self._stores = (store, *self._stores)
+            self._tell_of(store)
 
     def stats(self) -> list[ArrayStats]:
         """What the stores say of themselves, that of the latest hook first. Also for other threads."""
@@ -139,6 +149,14 @@ class ArrayServing:
             await self._in_thread(store.close)
         if self._threads is not None:
             self._threads.close()
+
+    def _tell_of(self, store: ArrayStore) -> None:
+        """Log how the worker came to the limits that this one has from it."""
+        ours, its = self._limits, store.limits
+        for name, reason in self._reasons.items():
+            spills_elsewhere = name == "spill_bytes" and its is not None and its.spill_dir != ours.spill_dir
+            if getattr(its, name) == getattr(ours, name) and not spills_elsewhere:
+                logger.info("%s", reason)
 
     def _adopt_current(self) -> None:
         """Also a hook that has kept nothing yet, or that nobody told this worker of."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tests.engine.server import ScriptedEngine
+
+KNOWN_ORDERS: Final = frozenset({"script", "by_turn", "echo", "fail", "open", "served"})
 
 
 def add_control(app: web.Application, engine: ScriptedEngine) -> None:
@@ -47,9 +49,8 @@ def add_control(app: web.Application, engine: ScriptedEngine) -> None:
 
 def obey(engine: ScriptedEngine, orders: Mapping[str, Any]) -> None:
     """Do what a control request says. ValueError or TypeError for what it cannot mean."""
-    known = {"script", "by_turn", "echo", "fail", "open", "served"}
-    if unknown := sorted(orders.keys() - known):
-        raise ValueError(f"control knows {', '.join(sorted(known))}, not {unknown[0]}")
+    if unknown := sorted(orders.keys() - KNOWN_ORDERS):
+        raise ValueError(f"control knows {', '.join(sorted(KNOWN_ORDERS))}, not {unknown[0]}")
     if "script" in orders:
         engine.say([_reply(value) for value in orders["script"]])
     if "by_turn" in orders:

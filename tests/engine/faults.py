@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from aiohttp import web
 
@@ -29,11 +29,12 @@ Kind = Literal[
     "array",  # JSON, but no object
     "empty",  # no body
 ]
+KINDS: Final[tuple[str, ...]] = get_args(Kind)
 
 _HALF: Final = (
     b'{"id": "chatcmpl-half", "object": "chat.completion", "choices": [{"index": 0, "message": {"ro'
 )
-_KINDS: Final = {429: "RateLimitError", 500: "InternalServerError", 503: "ServiceUnavailableError"}
+_TYPES: Final = {429: "RateLimitError", 500: "InternalServerError", 503: "ServiceUnavailableError"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,7 @@ class Faults:
             case "broken" | "stalled":
                 return await self._half(fault, request)
             case _:
-                error = RefusedError(fault.message, fault.status, _KINDS.get(fault.status, "BadRequestError"))
+                error = RefusedError(fault.message, fault.status, _TYPES.get(fault.status, "BadRequestError"))
                 headers = {} if fault.retry_after is None else {"Retry-After": fault.retry_after}
                 return web.Response(
                     status=fault.status,
@@ -145,8 +146,11 @@ class Faults:
 
 
 def from_json(value: Mapping[str, Any]) -> Fault:
-    """The fault that a control request describes. TypeError for a key that is none."""
-    return Fault(**value)
+    """The fault that a control request describes. TypeError for a key that is none, ValueError for a kind."""
+    fault = Fault(**value)
+    if fault.kind not in KINDS:
+        raise ValueError(f"a fault's kind is one of {', '.join(KINDS)}, not {fault.kind!r}")
+    return fault
 
 
 def _abort(request: web.Request) -> None:

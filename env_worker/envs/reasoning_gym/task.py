@@ -61,6 +61,11 @@ def read_task(task: Mapping[str, Any], fixed: Mapping[str, Any], catalogue: Cata
                 )
     whole = {**task, **fixed}
     is_mix = "datasets" in whole
+    if is_mix and "dataset" in whole:
+        raise InvalidTaskError(
+            f"task keys 'dataset' ({shown(whole['dataset'])}) and 'datasets' are both given, but a task is "
+            "of one dataset or of a mix: remove one of them"
+        )
     fields = TaskFields(whole, _OF_A_MIX if is_mix else _OF_ONE)
     seed = fields.integer("seed", 0, 0, MAX_SEED)
     index = fields.integer("index", 0, 0, MAX_INDEX - 1)

@@ -117,6 +117,34 @@ def test_a_broker_with_local_workers_says_what_it_does_not_pass_on(
     assert "the variable ENV_WORKER_METRICS is '127.0.0.1:9100' and is not passed on" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("arguments", "flags"),
+    [
+        ([], ""),
+        (["--workers", "0"], ""),
+        (["--workers", "0", "--env", "synthetic"], "--env"),
+        (["--env", "synthetic"], "--env"),
+        (["--workers", "0", "--env", "synthetic", "--hook", "nomod:x"], "--env, --hook"),
+        (["--max-concurrent", "2", "--late-cancel-seconds", "0"], "--max-concurrent, --late-cancel-seconds"),
+        (["--isolate", "process"], "--isolate"),
+        (["--isolate", "none"], ""),
+        (["--workers", "1", "--env", "synthetic", "--hook", "m:x"], ""),
+        (["--min-workers", "1", "--max-workers", "2", "--env", "synthetic", "--hook", "m:x"], ""),
+    ],
+)
+def test_a_broker_without_local_workers_says_which_settings_have_no_effect(
+    arguments: list[str], flags: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def serve(_: BrokerSettings) -> int:
+        return 0
+
+    monkeypatch.setattr("env_broker.serve.serve", serve)
+    assert main(["serve", *arguments]) == 0
+    told = [record.getMessage() for record in caplog.records]
+    assert [text.partition(": no effect, as --workers is 0")[0] for text in told] == [flags] * bool(flags)
+    assert all("give it to env-worker" in text for text in told)
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"]])
 def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
+from dataclasses import fields
 from typing import Any
 
 import aiohttp
 import pytest
 
 from tests.engine import OPENAI, Fault, ScriptedEngine, held, redirected, refused, slow
+from tests.engine.__main__ import CONTROL, EXAMPLE
+from tests.engine.control import KNOWN_ORDERS
+from tests.engine.replies import Reply
 
 BODY = {"messages": [{"role": "user", "content": "hi"}]}
 
@@ -114,6 +119,8 @@ async def test_an_engine_in_a_process_of_its_own(session: aiohttp.ClientSession)
         async with session.post(control, json={"scripts": []}) as response:
             assert response.status == 400
         answers = [await chat(session, url, BODY | {"model": "tiny"}) for _ in range(3)]
+        async with session.post(control, json={"fail": [{"kind": "statu"}]}) as response:
+            assert (response.status, "status, html" in await response.text()) == (400, True)
         async with session.get(control) as response:
             state = await response.json()
     finally:
@@ -122,3 +129,16 @@ async def test_an_engine_in_a_process_of_its_own(session: aiohttp.ClientSession)
     assert [status for status, _, _ in answers] == [500, 200, 200]
     assert json.loads(answers[2][2])["usage"]["completion_tokens"] == 51
     assert (state["answers"], state["active"], len(state["requests"])) == (2, 0, 3)
+
+
+async def test_what_the_help_says_of_control_is_so(session: aiohttp.ClientSession) -> None:
+    async with ScriptedEngine() as engine:
+        async with session.post(f"{engine.root}/control", data=EXAMPLE) as response:
+            assert response.status == 200
+        assert (await chat(session, engine.url))[:2] == (429, "1")
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await chat(session, engine.url)
+    told = set(re.findall(r"^  (\w+)  ", CONTROL, re.MULTILINE))
+    assert told == KNOWN_ORDERS
+    keys = {field.name for kind in (Fault, Reply) for field in fields(kind)} - {"ends", "edit"}
+    assert keys < set(re.findall(r'"(\w+)"', CONTROL))

@@ -12,39 +12,44 @@ import pytest
 from env_worker import array_limits as module
 from env_worker.array_limits import array_limits, warn_of_unused
 from env_worker.arrays.keeper import ArrayKeeper
+from env_worker.arrays.limits import ArrayLimits
+from env_worker.arrays.serving import ArrayServing
 from env_worker.config import SettingsError, WorkerSettings, settings_table
 from env_worker.domain import TRAINING_ARRAY_FIELDS
 from env_worker.hook import BUILT_IN_HOOKS, HookLoadError, array_store, load_hook
 from env_worker.memory import usable_memory_bytes
+from tests.helpers.array_episodes import HOME
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    from env_worker.hook import EpisodeHook
 
 GIB = 2**30
 
 
 def test_without_settings_a_quarter_of_the_usable_memory_and_no_spilling(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "usable_memory_bytes", lambda: 8 * GIB)
-    with caplog.at_level(logging.INFO):
-        limits = array_limits(WorkerSettings())
+    limits, reasons = array_limits(WorkerSettings())
     assert (limits.memory_bytes, limits.spill_dir, limits.spill_bytes) == (2 * GIB, None, 0)
     assert (limits.lease_seconds, limits.fields, limits.strict) == (0.0, TRAINING_ARRAY_FIELDS, False)
-    assert f"may take {2 * GIB} bytes of memory: 1/4 of the {8 * GIB} bytes" in caplog.text
+    assert list(reasons) == ["memory_bytes"]
+    assert f"may take {2 * GIB} bytes of memory: 1/4 of the {8 * GIB} bytes" in reasons["memory_bytes"]
 
 
-def test_what_is_set_is_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_set_is_taken(tmp_path: Path) -> None:
     arguments = [
         *("--array-memory-bytes", "1000", "--array-spill-dir", str(tmp_path), "--array-spill-bytes", "2000"),
         *("--array-lease-seconds", "30", "--array-fields", "top_logprobs,routed_experts", "--array-strict"),
     ]
-    with caplog.at_level(logging.INFO):
-        limits = array_limits(WorkerSettings.from_arguments(arguments, {}))
+    limits, reasons = array_limits(WorkerSettings.from_arguments(arguments, {}))
     assert (limits.memory_bytes, limits.spill_dir, limits.spill_bytes) == (1000, tmp_path, 2000)
     assert (limits.lease_seconds, limits.fields) == (30.0, ("top_logprobs", "routed_experts"))
     assert limits.strict
-    assert caplog.text == "", "nothing had to be worked out"
+    assert not reasons, "nothing had to be worked out"
 
 
 def test_settings_come_from_variables_too() -> None:
@@ -62,15 +67,14 @@ def test_settings_come_from_variables_too() -> None:
 
 
 def test_half_of_what_is_free_is_spilled_and_workers_of_one_host_share(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "usable_memory_bytes", lambda: 8 * GIB)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: type("Usage", (), {"free": 100})())
-    with caplog.at_level(logging.INFO):
-        limits = array_limits(WorkerSettings(array_spill_dir=str(tmp_path), array_workers=4))
+    limits, reasons = array_limits(WorkerSettings(array_spill_dir=str(tmp_path), array_workers=4))
     assert (limits.memory_bytes, limits.spill_bytes) == (GIB // 2, 12)
-    assert f"may take 12 bytes of {tmp_path}" in caplog.text
-    assert caplog.text.count("shared by 4 workers") == 2
+    assert f"may take 12 bytes of {tmp_path}" in reasons["spill_bytes"]
+    assert all("shared by 4 workers" in reason for reason in reasons.values())
 
 
 @pytest.mark.parametrize("kind", ["missing", "file"])
@@ -108,6 +112,36 @@ def test_a_value_that_cannot_be_used_is_refused_naming_flag_and_value(
     with pytest.raises(SettingsError) as error:
         WorkerSettings(**changes)
     assert named in str(error.value)
+
+
+REASONS = {"memory_bytes": "a quarter of the memory", "spill_bytes": "half of the folder"}
+
+
+@pytest.mark.parametrize(
+    ("hook", "told"),
+    [
+        (lambda _: None, []),
+        (lambda _: Plain(), []),
+        (lambda _: ArrayKeeper(), ["memory_bytes", "spill_bytes"]),
+        (lambda _: ArrayKeeper(memory_bytes=7), ["spill_bytes"]),
+        (lambda path: ArrayKeeper(spill_dir=path, spill_bytes=20), ["memory_bytes"]),
+    ],
+)
+async def test_how_limits_were_worked_out_is_said_where_a_hook_has_them(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    hook: Callable[[Path], EpisodeHook | None],
+    told: list[str],
+) -> None:
+    (tmp_path / "own").mkdir()
+    current = hook(tmp_path / "own")
+    limits = ArrayLimits(2**20, tmp_path, 20)
+    with caplog.at_level(logging.INFO, "env_worker.arrays.serving"):
+        serving = ArrayServing(HOME, limits, lambda: current, REASONS)
+        for _ in range(2):
+            assert serving.offered is bool(told)
+    await serving.close()
+    assert [record.getMessage() for record in caplog.records] == [REASONS[name] for name in told]
 
 
 # What a process may use.

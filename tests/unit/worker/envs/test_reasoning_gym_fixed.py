@@ -65,6 +65,11 @@ PARTS: list[dict[str, Any]] = [
             '{"datasets": [{"name": "gcd"}], "size": 0}',
             r"a\.json: task key 'size' is 0, but must be between 1 and 1000000",
         ),
+        (
+            "a.json",
+            '{"dataset": "gcd", "datasets": [{"name": "lcm"}]}',
+            r"a\.json: task keys 'dataset' \('gcd'\) and 'datasets' are both given, .*: remove one of them",
+        ),
         ("a.json", None, r"cannot be read from /.* \(FileNotFoundError: No such file .*\): give the path"),
         (".json", None, r"\.json cannot be read"),
     ],

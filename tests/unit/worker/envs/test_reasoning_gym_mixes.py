@@ -133,7 +133,10 @@ async def test_a_mix_is_the_same_each_time(environment: ReasoningGymEnvironment)
             {"datasets": PARTS, "index": 500},
             "'index' is 500, .* has 500 .*raise task key 'size'",
         ),
-        ({"datasets": PARTS, "dataset": "gcd"}, r"'dataset' is unknown \(did you mean 'datasets'"),
+        (
+            {"datasets": PARTS, "dataset": "gcd"},
+            r"'dataset' \('gcd'\) and 'datasets' are .*remove one of them",
+        ),
         ({"datasets": PARTS, "params": {}}, "'params' is unknown"),
     ],
 )
