@@ -66,7 +66,7 @@ class Asking:
         try:
             answer = await self._dialect.ask(question, options, self._post)
         except EngineError as error:
-            error.args = (self._engine.redacted(str(error))[:_MAX_WORDS],)
+            error.args = (self._engine.redacted(str(error), _MAX_WORDS),)
             raise error from None  # what led to it has the same words
         if len(answer.weight_versions) > _MANY_SPANS:
             await asyncio.to_thread(self._hide_key, answer)
@@ -114,7 +114,7 @@ class Asking:
             self._tries[url] += 1
             response = await self._connections.post(self._engine, path, body, self._timeout_seconds)
             if why := given_up(response):
-                why = self._engine.redacted(f"POST {url} was answered with {why}")[:_MAX_WORDS]
+                why = self._engine.redacted(f"POST {url} was answered with {why}", _MAX_WORDS)
                 raise TryFailedError(EngineAbortedError(why, retryable=True))
             return response
 

@@ -58,19 +58,20 @@ class Engine:
         """The key, read anew each time; "" where there is none. LookupError: see `key_in`."""
         return key_in(self.key_variable) if self.key_variable else ""
 
-    def redacted(self, text: str) -> str:
-        """`text`, which may be this engine's words, without its key and without the values of its headers:
-        see `env_worker.model.redaction`. Those of headers that HTTP defines stay, and what the URL and the
-        model's name have in them, since each call tells those."""
+    def redacted(self, text: str, most: int | None = None) -> str:
+        """`text`, which may be this engine's words, without its key and without the values of its headers, no
+        more than `most` characters of it: see `env_worker.model.redaction`. Those of headers that HTTP
+        defines stay, and what the URL and the model's name have in them, since each call tells those."""
         told = f"{self.url} {self.model}"
         headers = self.headers.items()
         may_be = [value for name, value in headers if not _OF_HTTP.fullmatch(name) and value not in told]
-        return redacted(text, self._keys, may_be)
+        return redacted(text, self._keys, may_be, most=most)
 
     def without_key(self, text: str) -> str:
-        """`text`, which is data of this engine and no words, without its key. A header's value may well be
-        in it, as the label of weights that the run asks for by one."""
-        return redacted(text, self._keys)
+        """`text`, which is a name of this engine's and no words, without its key. A header's value may well
+        be in it, as the label of weights that the run asks for by one, and the key's first word; the name of
+        the model is what was asked for."""
+        return text if text == self.model else redacted(text, self._keys, name=True)
 
     @property
     def _keys(self) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ import openai
 from env_worker.memory import usable_memory_bytes
 from env_worker.model.body_budget import BodyBudget
 from env_worker.model.errors import EngineError, EngineUnreachableError
+from env_worker.model.json_writing import is_large, write
 from env_worker.model.paths import request_url
 from env_worker.model.response import (
     LARGE_BYTES,
@@ -193,6 +194,13 @@ class Connections:
 
 
 class _Client(openai.AsyncOpenAI):
+    async def _prepare_options(self, options: Any) -> Any:
+        """The package's hook for each request: it writes the body itself, on the loop, unless it is bytes."""
+        options = await super()._prepare_options(options)
+        if is_large(options.json_data):
+            options.json_data = await asyncio.to_thread(write, options.json_data)
+        return options
+
     @property
     def default_headers(self) -> dict[str, str | openai.Omit]:
         """Ours, and nothing that OPENAI_ORG_ID, OPENAI_PROJECT_ID or OPENAI_CUSTOM_HEADERS have put there."""

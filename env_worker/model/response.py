@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import time
+import zlib
 from typing import TYPE_CHECKING, Any, Final
 
 from env_worker.domain.text import clean_text
@@ -36,6 +37,8 @@ _COUNTED_BYTES: Final = 1 << 24
 _MAX_ERROR_BYTES: Final = 64 * 1024
 _MAX_WORDS: Final = 550
 """Characters of an error that has the engine's own words: they may repeat the prompt."""
+_NO_ACCESS: Final = frozenset({401, 403})
+_NOT_FOUND: Final = 404
 _RETRYABLE: Final = frozenset({408, 409, 429})
 """Beside all of 500 and above. As the openai package has it: a gateway gave up waiting, something was locked,
 or there are too many requests."""
@@ -62,7 +65,9 @@ class UselessResponseError(Exception):
 
     def as_failure(self, url: str, engine: Engine) -> TryFailedError:
         """The failure of a request to `url` of `engine`, whose key is not repeated, nor what headers held."""
-        why = engine.redacted(self.why)[:_MAX_WORDS]  # then, since what was cut before is not told to be one
+        why = engine.redacted(self.why, _MAX_WORDS)
+        if self.kind is EngineRefusedError and (hint := _hint(self.status, engine)):
+            why = f"{why}; {hint}"
         error = self.kind(f"POST {url} {why}", status=self.status, retryable=self.retryable)
         return TryFailedError(error, self.retry_after)
 
@@ -104,6 +109,13 @@ async def read_body(response: Any, limit: int, room: Callable[[int], Awaitable[o
             raise EOFError(f"no end of {coding}")
     except UselessResponseError:
         raise
+    except zlib.error as error:
+        raise UselessResponseError(
+            f"was answered with the content encoding {coding}, which is broken behind {len(data)} unpacked "
+            f"bytes: {error}; let the engine, or the proxy before it, send answers as they are",
+            EngineUnreachableError,
+            retryable=True,
+        ) from None
     except Exception as error:  # whatever the HTTP package, sockets and TLS call it
         raise UselessResponseError(
             f"was answered by {len(data)} bytes that broke off: {type(error).__name__} {error}",
@@ -124,6 +136,8 @@ async def _beginning(response: Any) -> bytes:
                     data += piece
                     if len(data) >= _MAX_ERROR_BYTES:
                         return bytes(data[:_MAX_ERROR_BYTES])
+                    if unpacker.step:
+                        await asyncio.sleep(0)
     return bytes(data)
 
 
@@ -200,6 +214,23 @@ async def refuse_all_but_success(response: Any) -> None:
         retryable=status in _RETRYABLE or status >= 500,
         retry_after=retry_after_seconds(response.headers.get("retry-after"), time.time()),
     )
+
+
+def _hint(status: int | None, engine: Engine) -> str:
+    """What engines do not say of a refusal, since they do not know it."""
+    if status in _NO_ACCESS:
+        if engine.key_variable:
+            return f"the key that was sent is that of the worker's variable {engine.key_variable}"
+        return (
+            "no key was sent: name the worker's variable that holds one, by the run's key_variable or by "
+            "--model-key-variable"
+        )
+    if status == _NOT_FOUND:
+        return (
+            f"it has no model {engine.model!r}, does not speak {engine.dialect}, or the base URL is wrong, "
+            f"behind which its paths are put: {engine.url} (most end in /v1, once)"
+        )
+    return ""
 
 
 def _words(said: bytes) -> str:

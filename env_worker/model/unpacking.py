@@ -15,6 +15,8 @@ STEP_BYTES: Final = 64 * 1024
 
 _ZLIB, _GZIP, _BARE = zlib.MAX_WBITS, 16 + zlib.MAX_WBITS, -zlib.MAX_WBITS
 _HEADER_BYTES: Final = 2
+_MEMBER: Final = b"\x1f\x8b"
+"""What each member of a gzip body begins with: there may be several, one after the other (RFC 1952)."""
 
 
 class Unpacker:
@@ -25,9 +27,12 @@ class Unpacker:
     """
 
     def __init__(self, coding: str) -> None:
+        self._gzip: Final = coding in ("gzip", "x-gzip")
         self._begin = b""
-        """Of a deflated body, until it is known how."""
-        self._stream = zlib.decompressobj(_GZIP) if coding in ("gzip", "x-gzip") else None
+        """Of a deflated body, until it is known how; or what is behind a member, until it is known what."""
+        self._stream = zlib.decompressobj(_GZIP) if self._gzip else None
+        self._over = False
+        """Whether what is packed has ended, and no member follows."""
         self.step: Final = 0 if coding in ("", "identity") else STEP_BYTES
         """Bytes that it may make of what has come, before anybody knows; none of what is not packed."""
 
@@ -37,24 +42,36 @@ class Unpacker:
         return self._stream.eof if self._stream is not None else not self._begin
 
     def pieces(self, data: bytes) -> Iterator[bytes]:
-        """What `data` unpacks to, each piece made when it is asked for. Nothing behind the end of what is
-        packed. zlib.error if it is not packed so."""
+        """What `data` unpacks to, each piece made when it is asked for, an empty one where a member ends.
+        Nothing of what is behind the end of what is packed. zlib.error if it is not packed so."""
         if not self.step:
             yield data
             return
-        if self._stream is None:
-            self._begin += data
-            if len(self._begin) < _HEADER_BYTES:
-                return
-            data, self._begin = self._begin, b""
-            self._stream = zlib.decompressobj(_ZLIB if _has_header(data) else _BARE)
-        while data and not self._stream.eof:
-            piece = self._stream.decompress(data, STEP_BYTES)
-            data = self._stream.unconsumed_tail
-            if piece:
+        while data and not self._over:
+            stream = self._stream
+            if stream is None or stream.eof:
+                data, self._begin = self._begin + data, b""
+                if len(data) < _HEADER_BYTES:
+                    self._begin = data
+                    return
+                if stream is None:
+                    bits = _ZLIB if _has_header(data) else _BARE
+                elif self._gzip and data.startswith(_MEMBER):
+                    bits = _GZIP
+                else:
+                    self._over = True
+                    return
+                stream = self._stream = zlib.decompressobj(bits)
+            while data and not stream.eof:
+                piece = stream.decompress(data, STEP_BYTES)
+                data = stream.unconsumed_tail
+                if piece:
+                    yield piece
+            while not stream.eof and (piece := stream.decompress(b"", STEP_BYTES)):
                 yield piece
-        while not self._stream.eof and (piece := self._stream.decompress(b"", STEP_BYTES)):
-            yield piece
+            if stream.eof:
+                yield b""
+                data = stream.unused_data
 
 
 def _has_header(data: bytes) -> bool:

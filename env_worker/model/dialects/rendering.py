@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from env_worker.model.dialects.base import Post, Question
 
 _PATH = "chat/completions/render"
+_FEWER_IMAGES = "send fewer or smaller images, or set the engine's dialect to vllm-chat"
 
 
 class Rendered(NamedTuple):
@@ -62,7 +63,8 @@ def _rendered(response: Mapping[str, Any]) -> Rendered:
     request = _set_values(response)
     request.pop("request_id", None)
     request["sampling_params"] = _set_values(get_object(response, "sampling_params"))
-    check_sent({key: value for key, value in request.items() if key != "token_ids"}, f"answer of {_PATH}")
+    sent = {key: value for key, value in request.items() if key != "token_ids"}
+    check_sent(sent, f"answer of {_PATH}", _FEWER_IMAGES)
     return Rendered(request, prompt_ids)
 
 

@@ -25,6 +25,8 @@ _GIVEN_UP: Final = frozenset({"abort", "aborted", "cancelled", "canceled", "erro
 """Finish reasons of what is no answer, in any case: `abort` of vLLM and SGLang when they were paused, or told
 to abort requests, the others of gateways whose engine failed or was stopped. Others of theirs are answers:
 stop, length, tool_calls, function_call, content_filter, repetition."""
+_SUCCESS: Final = (0, 200, "0", "200")
+"""Codes of an `error` that says that there was none, where the choice has finished."""
 _NO_ANSWER: Final = "which is no answer: the engine gave the request up"
 _MESSAGE_KEYS: Final = frozenset(
     {"role", "content", "reasoning", "reasoning_content", "tool_calls", "tool_call_id", "name"}
@@ -101,12 +103,18 @@ def given_up(response: Mapping[str, Any]) -> str:
     choice = choices[0] if isinstance(choices, list) and choices else None
     if not isinstance(choice, dict):
         return ""
+    finished = False
     for told in (choice, get_object(choice, "meta_info")):
         if (reason := finish_reason(told)).lower() in _GIVEN_UP:
             return f"finish_reason {reason!r}, {_NO_ANSWER}{_behind(get_object(told, 'finish_reason'))}"
+        finished = finished or bool(reason)
     for told in (choice, response):
         error = told.get("error")
-        if any(error.values()) if isinstance(error, dict) else error:
+        if isinstance(error, dict):
+            none = not any(error.values()) or (finished and error.get("code") in _SUCCESS)
+        else:
+            none = not error
+        if not none:
             return f"an error beside its choices, {_NO_ANSWER}{_behind(error)}"
     return ""
 

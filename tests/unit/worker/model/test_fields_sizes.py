@@ -229,6 +229,16 @@ def test_what_goes_back_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         check_sent({"a": "é" * 500, "b": ""}, "x")
 
 
+async def test_too_many_images_of_a_prompt_are_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sizes.MAX_SENT_BYTES > 6 * (32 << 20)  # six images of a megapixel, as vLLM renders them
+    monkeypatch.setattr(sizes, "MAX_SENT_BYTES", 1000)
+    told = Engine({"chat/completions/render": rendered(features={"kwargs_data": {"image": ["A" * 1001]}})})
+    with pytest.raises(MalformedAnswerError, match=r"1000; send fewer or smaller .* vllm-chat"):
+        await DIALECTS["vllm-generate"].ask(question(), EngineOptions(), told.post)
+    with pytest.raises(MalformedAnswerError, match="the limit is 1000; check the engine's URL and version"):
+        await ask("vllm-generate", vllm_generate(stop_reason="A" * 1001))
+
+
 @pytest.mark.parametrize("name", ["vllm-generate", "vllm-completions"])
 async def test_so_are_the_ids(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sizes, "MAX_SENT_VALUES", len(PROMPT) - 1)

@@ -43,7 +43,36 @@ async def test_a_refusal_is_final(engines: Connections, status: int) -> None:
     assert isinstance(failed.error, EngineRefusedError)
     assert failed.error.status == status
     assert not failed.error.retryable
-    assert str(failed.error).endswith(f"was answered with status {status}: too long prompt")
+    said, _, hint = str(failed.error).partition("; ")
+    assert said.endswith(f"was answered with status {status}: too long prompt")
+    assert bool(hint) == (status in (401, 403, 404))
+
+
+@pytest.mark.parametrize("status", [401, 403])
+@pytest.mark.parametrize("variable", ["", "ENGINE_KEY"])
+async def test_a_refusal_of_access_says_whether_a_key_was_sent_and_whose(
+    engines: Connections, monkeypatch: pytest.MonkeyPatch, status: int, variable: str
+) -> None:
+    monkeypatch.setenv("ENGINE_KEY", KEY)
+    failed = await failure(
+        engines, says({"error": f"who is {KEY}? " + "x" * 600}, status=status), key_variable=variable
+    )
+    hint = str(failed.error).rpartition("; ")[2]
+    if variable:
+        assert hint == "the key that was sent is that of the worker's variable ENGINE_KEY"
+        assert KEY[:8] not in str(failed.error)
+    else:
+        assert hint.startswith("no key was sent: name the worker's variable that holds one")
+
+
+async def test_what_is_not_found_may_be_the_base_urls_fault(engines: Connections) -> None:
+    async with ScriptedHttp(says({"error": "Not Found"}, status=404)) as server:
+        engine = Engine(f"{server.url}/v1", "m", "vllm-chat")
+        with pytest.raises(TryFailedError) as raised:
+            await engines.post(engine, "chat/completions", {}, 5.0)
+    said = str(raised.value.error)
+    assert "status 404: Not Found; it has no model 'm', does not speak vllm-chat, or the base URL is" in said
+    assert said.endswith("/v1/v1 (most end in /v1, once)")
 
 
 @pytest.mark.parametrize("status", [408, 409, 429, 500, 502, 503, 504])

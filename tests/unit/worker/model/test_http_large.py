@@ -191,12 +191,28 @@ async def test_what_is_packed_and_breaks_off_may_be_asked_for_again(
     data = packed(b'{"x": 1}' + bytes(range(256)) * 100, coding)
     for sent, why in (
         (data[:-20], f"EOFError no end of {coding}"),
-        (b"\xff" * 40, "broke off: error Error -3"),
+        (b"\xff" * 40, f"with the content encoding {coding}, which is broken behind 0 unpacked bytes: "),
     ):
         failed = await failure(engines, sends(sent, coding))
         assert isinstance(failed.error, EngineUnreachableError)
         assert failed.error.retryable
         assert why in str(failed.error)
+
+
+@pytest.mark.parametrize("step", [None, 1])
+async def test_a_body_of_several_members_is_one_answer(engines: Connections, step: int | None) -> None:
+    data = gzip.compress(b'{"a": 1, ') + gzip.compress(b'"b": 2}')
+    async with ScriptedHttp(sends(data, "gzip", step=step)) as server:
+        assert await post(engines, server) == {"a": 1, "b": 2}
+
+
+async def test_broken_packing_is_told_as_such(engines: Connections) -> None:
+    failed = await failure(engines, says({"a": 1}, headers={"Content-Encoding": "gzip"}))
+    assert failed.error.retryable
+    assert (
+        "with the content encoding gzip, which is broken behind 0 unpacked bytes: Error -3 while "
+        "decompressing data: incorrect header check; let the engine, or the proxy before it, send answers as "
+    ) in str(failed.error)
 
 
 async def test_no_more_is_unpacked_than_there_is_room_for(engines: Connections) -> None:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from env_worker.model import redaction
 from env_worker.model.engine import Engine, key_in
 from env_worker.model.redaction import redacted
 
@@ -106,6 +107,68 @@ def test_much_that_begins_like_a_key_is_gone_through_at_once() -> None:
     assert begun == "*** " * 5_000
 
 
+@pytest.mark.parametrize(
+    ("key", "said", "told"),
+    [
+        ("internal-4711-secret", "500 Internal Server Error", "500 Internal Server Error"),
+        ("internal-4711-secret", "an internal error, internal-4711", "an *** error, ***"),
+        ("internal-4711-secret", "INTERNAL-4711-SEC", "***"),
+        ("internal-4711-secret", "INTERNAL-4711-S", "INTERNAL-4711-S"),
+        ("internal", "500 Internal Server Error", "500 *** Server Error"),
+    ],
+)
+def test_of_words_eight_characters_count_in_their_own_case(key: str, said: str, told: str) -> None:
+    assert redacted(said, [key]) == told
+
+
+@pytest.mark.parametrize(
+    ("key", "label", "told"),
+    [
+        ("training-cluster-key", "training-step-0012", "training-step-0012"),
+        ("training-step-001-secret-key", "training-step-0012", "***2"),
+        ("TRAINING-STEP-0012", "training-step-0012", "***"),
+        ("step-0012", "training-STEP-0012", "training-***"),
+        ("policy-32b-key-77aa", "policy-32b@7", "policy-32b@7"),
+        ("a/b/c/d/e", "m a%2Fb%2Fc%2Fd%2Fe", "m ***"),
+    ],
+)
+def test_of_names_the_whole_key_counts_or_much_of_it(key: str, label: str, told: str) -> None:
+    assert redacted(label, [key], name=True) == told
+
+
+PARTS = st.lists(st.sampled_from(["ab/cd&ef", "AB/CD&EF", "ab/cd&e", "x", "0123456", "12345678"]), max_size=9)
+
+
+@given(st.lists(PARTS.map("".join), max_size=5), PARTS.map("".join), st.integers(0, 60))
+def test_what_is_told_is_the_beginning_of_all(values: list[str], said: str, most: int) -> None:
+    for secrets, whole in (([], values), (values[:1], values[1:])):
+        told = redacted(said, secrets, whole)
+        assert redacted(said, secrets, whole, most=most) == told[:most]
+        at = 0
+        while at < len(said) and not secrets:  # the longest of those that are there, one by one
+            low = said[at:].lower()
+            fits = [len(v) for v in values if len(v) >= 8 and low.startswith(v.lower())]
+            assert told.startswith("***" if fits else said[at])
+            told, at = told[3 if fits else 1 :], at + max(fits, default=1)
+
+
+def test_many_long_headers_that_begin_alike_cost_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would have to be compared at each place."""
+    compared: list[int] = []
+    original = redaction._Sought.longest
+
+    def noted(self: redaction._Sought, low: str, start: int) -> int:
+        compared.append(start)
+        return original(self, low, start)
+
+    monkeypatch.setattr(redaction._Sought, "longest", noted)
+    headers = ["ab/cd&ef" * 500 + f"{i:04d}" for i in range(64)]
+    said = "ab/cd&ef" * 8000
+    assert redacted(said, [], headers, most=550) == said[:550]
+    assert len(compared) <= 69
+    assert redacted(said + "0063", [], headers) == said[:-4000] + "***"
+
+
 def test_a_secret_that_another_begins_with_leaves_nothing_of_it() -> None:
     assert redacted("x 12345678-long y", ["12345678", "12345678-long"]) == "x *** y"
 
@@ -173,3 +236,13 @@ def test_data_of_an_engine_are_told_without_its_key_alone(monkeypatch: pytest.Mo
     monkeypatch.setenv("ENGINE_KEY", "sk-0123456789")
     engine = Engine("http://e", "m", headers={"x-weights": "step-1200"}, key_variable="ENGINE_KEY")
     assert engine.without_key("step-1200 of sk-0123456789") == "step-1200 of ***"
+
+
+def test_the_name_of_the_model_is_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for key in ("policy-32b-key-77aa", "policy-32b"):
+        monkeypatch.setenv("ENGINE_KEY", key)
+        engine = Engine("http://e", "policy-32b", key_variable="ENGINE_KEY")
+        assert engine.without_key("policy-32b") == "policy-32b"
+        assert engine.without_key(f"policy-32b as {key}") == (
+            "policy-32b as ***" if key != "policy-32b" else "*** as ***"
+        )
