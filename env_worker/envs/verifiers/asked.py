@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from env_worker.model.dialects.base import EngineOptions
 
@@ -36,6 +36,13 @@ class Asked:
     engine: Engine
     missing: Mapping[str, str] = field(default_factory=dict)
     options: EngineOptions = field(default_factory=EngineOptions)
+
+
+def heads_asked(agent: Any) -> int | None:
+    """How many candidates of each token the calls of a trace's agent ask for: those of the run, unless its
+    role has a number of its own. None where verifiers does not say."""
+    asked = getattr(getattr(agent.config, "sampling", None), "logprobs", None)
+    return asked if type(asked) is int and asked > 0 else None  # what the train client goes by
 
 
 def missing_arrays(

@@ -12,11 +12,13 @@ from env_worker.envs.verifiers import endpoint
 from env_worker.envs.verifiers.aborts import refuse_aborted
 from env_worker.envs.verifiers.asked import Asked, missing_arrays
 from env_worker.envs.verifiers.harness import harness
+from env_worker.envs.verifiers.large import refuse_large
 from env_worker.envs.verifiers.load import load
 from env_worker.envs.verifiers.mirror import EpisodeMirror
 from env_worker.envs.verifiers.offline import preseed
 from env_worker.envs.verifiers.serving import Serving
 from env_worker.envs.verifiers.settings import read_settings
+from env_worker.envs.verifiers.tokenizer import name_the_tokenizer
 from env_worker.model.dialects.base import EngineOptions
 
 if TYPE_CHECKING:
@@ -50,6 +52,8 @@ class VerifiersEnvironment:
         self._harness: Final = harness()
         self._harness.enter()
         refuse_aborted()
+        refuse_large()
+        name_the_tokenizer()
         if settings.preseed:
             preseed()
         self._serving: Final = Serving(self._loaded.env.serving)

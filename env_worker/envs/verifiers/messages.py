@@ -30,6 +30,11 @@ _GENERATE: Final = "/inference/v1/generate"
 
 def message(theirs: Any) -> Message:
     """A message, with nothing of it lost: what ours has no place for is in `extra_json`."""
+    return Message.from_openai(openai_message(theirs))
+
+
+def openai_message(theirs: Any) -> JsonObject:
+    """A message as OpenAI's dict, with what that has no place for beside it."""
     content = theirs.content
     said: dict[str, Any] = {
         "role": theirs.role,
@@ -49,7 +54,7 @@ def message(theirs: Any) -> Message:
         ]
         if unusual:
             said["tool_call_kinds"] = unusual
-    return Message.from_openai(said)
+    return said
 
 
 def tools_json(theirs: Iterable[Any]) -> str:

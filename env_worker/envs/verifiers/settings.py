@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from env_worker.envs.task_fields import shown
+from env_worker.envs.verifiers.tokenizer import check_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -122,6 +123,10 @@ def _client(path: Path, value: object) -> dict[str, Any]:
                 f"{path}: field 'client.{key}' is set, but each run says that by its endpoint; leave it out, "
                 "and start the worker with --model-url"
             )
+    try:
+        check_tokenizer(client)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
     return client
 
 

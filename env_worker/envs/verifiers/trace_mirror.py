@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from env_worker.domain import EpisodeError, Link
 from env_worker.domain.text import clean_text
 from env_worker.envs.verifiers import arrays, messages
+from env_worker.envs.verifiers.asked import heads_asked
 from env_worker.envs.verifiers.holes import HoleTally
 from env_worker.envs.verifiers.plain import jsonable
 from env_worker.model.fields.json_values import FieldError
@@ -109,7 +110,8 @@ class TraceMirror:
         self._links.append(0)
         self._routing.append(None)
         ours = self.ours.nodes[index]
-        self._holes.add(index, {**streams.holes, **arrays.set_sampled_arrays(ours, node)})
+        width = heads_asked(self._theirs.agent)
+        self._holes.add(index, {**streams.holes, **arrays.set_sampled_arrays(ours, node, width)})
         self._sync_routing(index, node)
         if node.sampled:
             absent = arrays.absent(ours) - ours.holes.keys()

@@ -10,6 +10,7 @@ What it answers depends on the conversation and on words in the model's name:
 - `nokey`: it refuses the key, and repeats it
 - `short`: it has no log-probability of the last token, or no choice; `high`: one that is above zero; `alien`:
   a mask without the token itself; `second`: another token than the sampled one is the likeliest
+- `large`: its chat answer is more than a message of 64 MiB can carry
 
 The routing of position `p` is `row(p)`. Of each generation the answer's tokens are remembered.
 """
@@ -97,6 +98,8 @@ class FakeEngine:
         message: dict[str, Any] = {"role": "assistant", "content": text or None}
         if calls:
             message["tool_calls"] = calls
+        if "large" in body["model"]:
+            message["content"] = "x" * (64 << 20)
         if "short" in body["model"]:
             return web.json_response({**head, "object": "chat.completion", "choices": [], "usage": usage})
         if not body.get("stream"):

@@ -58,11 +58,14 @@ def train(env: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 def environments(folder: Path) -> dict[str, dict[str, Any]]:
     """Configurations, by the names under which they are served."""
     assistant = {"id": "vfdemo-plain"}
+    hub = train(PLAIN, folder)
+    hub["client"]["renderer_model_name"] = "no-such/tokenizer"
     return {
         "calc": CALC,
         "calc-train": train(CALC, folder),
         "plain": PLAIN,
         "plain-train": train(PLAIN, folder),
+        "hub-train": hub,
         "shared": SHARED,
         "bash": {**PLAIN, "agent": {"harness": {"id": "bash"}, "runtime": HERE}},
         "user-sim": {"id": "user-sim", "taskset": assistant, "assistant": AGENT, "user": {"runtime": HERE}},

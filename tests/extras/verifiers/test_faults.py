@@ -91,6 +91,17 @@ async def test_an_answer_that_its_client_cannot_read_is_the_models_fault(pool: S
     assert not any(reward.HasField("value") for reward in trace.rewards.values())
 
 
+async def test_an_answer_that_no_node_can_carry_is_the_models_fault(pool: Stage) -> None:
+    episode = await pool.client.run({"index": 0}, env="plain", model="large")
+    [trace] = episode.traces
+    assert (episode.head.ok, trace.ok) == (False, False)
+    [error] = episode.head.errors
+    assert error.phase == "model"
+    assert "bytes of text or more, the limit is" in error.message
+    assert [call.HasField("error") for call in trace.calls] == [True], "it is not asked again"
+    assert not any(reward.HasField("value") for reward in trace.rewards.values())
+
+
 @pytest.mark.parametrize(
     ("model", "field", "reason"),
     [
@@ -137,3 +148,12 @@ async def test_a_number_in_the_place_of_an_index_is_refused(pool: Stage) -> None
     with pytest.raises(EnvError, match=r"give \{.index.: 1\}") as refused:
         await pool.client.run({"idx": 1}, env="plain")
     assert refused.value.reason == "INVALID_TASK"
+
+
+async def test_a_tokenizer_that_is_not_on_the_hub_is_told_with_its_field(pool: Stage) -> None:
+    episode = await pool.client.run({"index": 0}, env="hub-train")
+    [trace] = episode.traces
+    assert (episode.head.ok, trace.ok) == (False, False)
+    wanted = "the tokenizer 'no-such/tokenizer' cannot be loaded: set renderer_model_name of the client"
+    for one in (*episode.head.errors, *trace.errors, trace.calls[0].error):
+        assert wanted in one.message

@@ -43,4 +43,6 @@ def test_fields_are_named(tmp_path: Path) -> None:
     assert "field 'retries.max_retries' is -1" in refused(tmp_path, {**CALC, "retries": {"max_retries": -1}})
     train = {"env": CALC, "client": {"type": "train", "multiplex": 0}}
     assert "field 'client.multiplex' is 0" in refused(tmp_path, train)
+    lost = {"env": CALC, "client": {"type": "train", "renderer_model_name": "/models/none"}}
+    assert "field 'client.renderer_model_name' is '/models/none'" in refused(tmp_path, lost)
     assert "taskset" in refused(tmp_path, {"id": "best-of-n"})

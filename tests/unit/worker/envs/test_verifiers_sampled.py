@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import random
+import tracemalloc
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from env_worker.domain import Episode, Trace
+from env_worker.domain import Episode, SamplingMask, TopLogprobs, Trace
 from env_worker.envs.verifiers.asked import Asked
 from env_worker.envs.verifiers.errors import ErrorRecords
+from env_worker.envs.verifiers.sampled import sampled_first
 from env_worker.envs.verifiers.trace_mirror import TraceMirror
 from env_worker.model.engine import Engine
+from env_worker.model.fields import masks
 from tests.helpers.fake_verifiers import FakeNode, FakeTrace, call, sampled_node
 
 ASKED = Asked(Engine("http://engine:8000/v1", "m"))
 
 
-def mirrored(node: FakeNode) -> Trace:
-    """`node`, of the sampled tokens 1, 2 and 3, as ours."""
+def mirrored(node: FakeNode, heads: Any = None) -> Trace:
+    """`node`, of the sampled tokens 1, 2 and 3, as ours. `heads` is how many candidates were asked for."""
     theirs = FakeTrace(nodes=[node], calls=[call(0)])
+    theirs.agent.config.sampling = SimpleNamespace(logprobs=heads)
     mirror = TraceMirror(Episode("e" * 32, "env", {}).new_trace(), theirs, ASKED, ErrorRecords())
     mirror.sync(final=True)
     return mirror.ours
@@ -109,6 +114,98 @@ def test_the_sampled_token_is_the_first_of_its_head() -> None:
         [(1, -0.25), (8, -2.0)], [(2, -0.5), (9, -0.25), (7, -0.375)], [(3, -3.0), (9, -0.25), (8, -2.0)]
     ]  # fmt: skip
     assert incomplete(ours) == {}
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 4, 5, None, 0, True])
+@pytest.mark.parametrize("with_mask", [False, True])
+def test_a_head_has_no_more_than_was_asked_for(heads: Any, with_mask: bool) -> None:
+    """verifiers gives as many beside the sampled token, and where there is a mask all that it has."""
+    support = {9: -1.0, 8: -2.0, 1: -3.0, 7: -4.0}
+    ours = mirrored(
+        node(
+            logprobs=[-3.0, -7.0, -0.5],
+            sampling_mask=mask([9, 8, 1, 7], [9, 8, 6, 7, 2], [3]) if with_mask else None,
+            top_logprobs=head(support, {9: -1.0, 8: -2.0, 6: -3.0, 7: -4.0}, {3: -0.5}),
+        ),
+        heads,
+    )
+    most = heads if heads and heads is not True else 9
+    assert [list(one) for one in heads_of(ours)] == [[1, 9, 8, 7][:most], [2, 9, 8, 6, 7][:most], [3]]
+    assert [next(iter(one.values())) for one in heads_of(ours)] == [-3.0, -7.0, -0.5]
+    assert incomplete(ours) == {}
+
+
+def test_of_a_version_that_does_not_say_what_was_asked_for_all_are_taken() -> None:
+    theirs = FakeTrace(nodes=[node(top_logprobs=head({1: -1.0, 9: -2.0}, {2: -0.5}, {3: -0.5}))])
+    mirror = TraceMirror(Episode("e" * 32, "env", {}).new_trace(), theirs, ASKED, ErrorRecords())
+    mirror.sync(final=True)
+    assert heads_of(mirror.ours) == [{1: -1.0, 9: -2.0}, {2: -0.5}, {3: -0.5}]
+
+
+def plainly(rows: list[dict[int, float]], sampled: list[int], logprobs: list[float], width: int) -> Any:
+    """What `sampled_first` is to make of them."""
+    made = []
+    for row, own, logprob in zip(rows, sampled, logprobs, strict=True):
+        value = row.get(own, logprob) if row else -9999.0
+        others = [(one, of) for one, of in row.items() if one != own and of > -9999.0]
+        made.append(dict([(own, value), *others][:width]) if value > -9999.0 else {})
+    return made
+
+
+def test_large_heads_are_checked_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    chance = random.Random(7)
+    for _ in range(20):
+        sampled = [chance.randrange(9) for _ in range(40)]
+        logprobs = [-chance.randrange(9) / 8 for _ in sampled]
+        rows = [
+            {
+                one: chance.choice([-9999.0, -1.0, -2.0])
+                for one in chance.sample(range(9), chance.randrange(7))
+            }
+            for _ in sampled
+        ]
+        own = np.array(sampled, np.int32)
+        for piece in (1, 2, 7, 50, 10_000):
+            monkeypatch.setattr(masks, "_PIECE", piece)
+            for width in (1, 3, 9):
+                given = head(*rows)
+                found = sampled_first(
+                    TopLogprobs(given.ids, given.logprobs, given.counts),
+                    own,
+                    np.array(logprobs, np.float32),
+                    width,
+                )
+                wanted = head(*plainly(rows, sampled, logprobs, width))
+                assert found.ids.tolist() == wanted.ids.tolist()
+                assert found.logprobs.tolist() == wanted.logprobs.tolist()
+                assert found.counts.tolist() == wanted.counts.tolist()
+
+
+def test_what_is_wrong_is_found_in_any_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(masks, "_PIECE", 1)
+    lacking = mirrored(node(sampling_mask=mask([1], [2, 9], [9])))
+    assert "of sampled token 2 lacks its own id 3" in incomplete(lacking)["sampling_mask"]
+    negative = mirrored(node(sampling_mask=mask([1], [], [3, -7])))
+    assert "holds the id -7" in incomplete(negative)["sampling_mask"]
+    high = mirrored(node(top_logprobs=head({1: -0.5}, {2: -0.5}, {3: 0.7})))
+    assert "holds 0.7" in incomplete(high)["top_logprobs"]
+    last = mirrored(node(logprobs=(), top_logprobs=head({9: -0.5}, {}, {3: -0.5})))
+    assert heads_of(last) == [{}, {}, {3: -0.5}]
+
+
+def test_to_check_masks_takes_no_memory_by_their_size() -> None:
+    tokens, kept = 40_000, 100
+    sampled = np.arange(tokens, dtype=np.int32)
+    ids = np.repeat(sampled, kept)
+    counts = np.full(tokens, kept, np.int32)
+    tracemalloc.start()
+    try:
+        masks.check_mask(SamplingMask(ids, counts), "mask", sampled)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert ids.nbytes == 16_000_000
+    assert peak < 4_000_000, "a piece, and some for each token"
 
 
 def test_where_it_is_not_known_nothing_stands_for_it() -> None:
