@@ -131,6 +131,11 @@ class _Watch(Leg):
         """Dial now."""
         self._hurry.set()
 
+    @property
+    def waits(self) -> bool:
+        """As in Leg: it is there as long as the link is, and nothing that the worker says is for it."""
+        return False
+
     def worker_lost(self) -> None:
         """As in Leg."""
         self._task.cancel()

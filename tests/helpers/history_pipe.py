@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from tests.helpers.history import (
     CancelAnswered,
+    CancelSent,
     ConfirmAnswered,
     DiscardRaised,
     DiscardReturned,
@@ -66,6 +67,8 @@ class HistoryPipe:
     async def at_rest(self, runs: Sequence[str], timeout: float = 10.0) -> History:
         """The history of these runs, once their hooks have come to the ends that the oracle expects.
 
+        And once all cancels were answered: a client in another process sends its own for what failed.
+
         What does not come in time is left to the oracle, which knows the promise by name.
         """
         with contextlib.suppress(TimeoutError):
@@ -74,7 +77,14 @@ class HistoryPipe:
                     await self.seen(run, KeepReturned, KeepRaised, timeout=timeout)
                     if owes_discard(self.history, run):
                         await self.seen(run, DiscardReturned, DiscardRaised, timeout=timeout)
+            async with asyncio.timeout(timeout):
+                # What this process notes itself is told to nobody.
+                while any(self._unanswered(run) for run in runs):  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
         return self.history.only(runs)
+
+    def _unanswered(self, run: str) -> bool:
+        return len(self.history.of(run, CancelSent)) > len(self.history.of(run, CancelAnswered))
 
     def close(self) -> None:
         """Stop reading."""

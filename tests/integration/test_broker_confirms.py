@@ -230,6 +230,17 @@ async def test_what_a_worker_says_of_a_run_counts_also_where_its_goodbye_is_hear
         await leaving
 
 
+async def test_a_worker_that_owes_no_answer_is_not_waited_for() -> None:
+    async with connected() as (broker, client), ScriptedWorker() as worker:
+        await worker.register(broker.address)
+        run = await replied(client, worker)
+        session = await client.session().open(new_id())
+        assert await session.confirm(run) == ["CONFIRMED"]
+        [leaving] = broker._links.values()
+        assert leaving.legs, "its health is watched, and its session is open"
+        assert not any(leg.waits for leg in leaving.legs)
+
+
 async def test_a_worker_that_said_goodbye_is_waited_for_no_longer_than_it_waits_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

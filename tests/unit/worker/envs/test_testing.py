@@ -214,7 +214,7 @@ async def test_what_it_raises_when_it_is_cancelled_is_the_timeouts_cause() -> No
 
 
 async def test_a_rehearsal_that_is_cancelled_cancels_its_environment() -> None:
-    environment, started = Asker(), asyncio.Event()
+    environment, started, before = Asker(), asyncio.Event(), asyncio.all_tasks()
 
     class Model(ScriptedModel):
         async def chat(self, *arguments: Any, **options: Any) -> Any:
@@ -231,7 +231,7 @@ async def test_a_rehearsal_that_is_cancelled_cancels_its_environment() -> None:
     never_begun.cancel()
     with pytest.raises(asyncio.CancelledError):
         await never_begun
-    assert len(asyncio.all_tasks()) == 1
+    assert asyncio.all_tasks() == before
 
 
 class Awaited(Asker):
