@@ -45,10 +45,10 @@ $(VENV)/.installed-bench: $(VENV)/.installed-run
 run: $(VENV)/.installed-run ## Run 32 reasoning tasks through a broker and two workers
 	@$(BIN)/python examples/demo.py
 
-# In two processes, as tests wait most of their time; see tests/helpers/parallel.py. In the order of the files,
-# which has the many short ones last.
+# In three processes, as tests wait for nearly half of their time; see tests/helpers/parallel.py. In the order of
+# the files, which has the many short ones last.
 test: $(VENV)/.installed-dev ## Run all tests
-	$(BIN)/python -m pytest -q --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -q --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 # In environments of their own, since each version of a package like this pins much else.
 VERIFIERS ?= 0.4.0 0.4.1.dev86

