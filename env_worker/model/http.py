@@ -144,11 +144,13 @@ class Connections:
             cause = error.__cause__ or error  # some versions of the package wrap what its hooks raise
             if isinstance(cause, UselessResponseError):
                 raise cause.as_failure(url, engine) from None
+            # What httpx says of a header of a length that is not the body's; httpx2 raises it as it is.
+            if type(cause).__name__ == "LocalProtocolError" and "Content-Length" in str(cause):
+                raise _unsendable(url, engine, cause) from None
             why = engine.redacted(f"found no answer: {type(cause).__name__} {cause}")
         except Exception as error:
             json.dumps(body, allow_nan=False, ensure_ascii=False).encode()  # raises what the caller did wrong
-            why = engine.redacted(f"cannot be sent by the HTTP package: {type(error).__name__} {error}")
-            raise TryFailedError(EngineError(f"POST {url} {why}; check its URL and headers")) from None
+            raise _unsendable(url, engine, error) from None
         raise TryFailedError(EngineUnreachableError(f"POST {url} {why}", retryable=True))
 
     async def close(self) -> None:
@@ -257,3 +259,8 @@ def _headers(given: Mapping[str, str], key: str) -> dict[str, str | openai.Omit]
     if key:
         headers["Authorization"] = f"Bearer {key}"
     return headers
+
+
+def _unsendable(url: str, engine: Engine, error: BaseException) -> TryFailedError:
+    why = engine.redacted(f"cannot be sent by the HTTP package: {type(error).__name__} {error}")
+    return TryFailedError(EngineError(f"POST {url} {why}; check its URL and headers"))
