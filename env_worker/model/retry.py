@@ -115,8 +115,8 @@ def retry_after_seconds(value: str | None, now: float) -> float | None:
     """
     if value is None:
         return None
-    if _SECONDS.fullmatch(value.strip()):
-        seconds = float(value)
+    if digits := _SECONDS.fullmatch(value.strip(" \t")):  # what HTTP strips: Python's own strips more
+        seconds = float(digits[0])
     else:
         try:
             seconds = parsedate_to_datetime(value).timestamp() - now

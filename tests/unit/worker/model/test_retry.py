@@ -124,6 +124,8 @@ NOW = 1_700_000_000.0
         ("nan", None),
         ("inf", None),
         ("soon", None),
+        (" 7\t", 7.0),
+        ("0\x1f", None),
         ("", None),
         (format_datetime(datetime.fromtimestamp(NOW + 90, UTC), usegmt=True), 90.0),
         (format_datetime(datetime.fromtimestamp(NOW - 90, UTC), usegmt=True), None),
