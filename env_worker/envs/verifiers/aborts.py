@@ -7,12 +7,13 @@ import importlib
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
+from env_worker.model.fields.messages import GIVEN_UP
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
 
-ABORTED: Final = frozenset({"abort", "error"})
 _UNAVAILABLE: Final = 503
 """For which harnesses try again, as they do of an engine that takes new weights and says so."""
 
@@ -40,7 +41,8 @@ def refuse_aborted() -> None:
 
     @functools.wraps(original)
     def response_from_generate(result: dict[str, Any], *more: Any, **named: Any) -> Any:
-        if (word := result.get("finish_reason")) in ABORTED:
+        word = result.get("finish_reason")
+        if isinstance(word, str) and word.lower() in GIVEN_UP:
             raise failure(
                 f"the engine ended its answer with finish_reason {word!r}, so it is none",
                 status_code=_UNAVAILABLE,  # type: ignore[call-arg]

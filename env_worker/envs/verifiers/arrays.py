@@ -13,12 +13,9 @@ import numpy as np
 
 from env_worker.domain import SamplingMask, TopLogprobs
 from env_worker.domain.arrays import int32_vector
-from env_worker.envs.verifiers.sampled import (
-    checked_logprobs,
-    checked_versions,
-    sampled_first,
-)
+from env_worker.envs.verifiers.sampled import checked_versions, sampled_first
 from env_worker.model.fields.json_values import FieldError
+from env_worker.model.fields.logprobs import checked_logprobs
 from env_worker.model.fields.masks import check_mask
 from env_worker.model.fields.routing import check_experts
 

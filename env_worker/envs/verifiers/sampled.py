@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from env_worker.domain import TopLogprobs
-from env_worker.model.fields.json_values import FieldError, as_float32
-from env_worker.model.fields.logprobs import CEILING, FLOOR
+from env_worker.model.fields.json_values import FieldError
+from env_worker.model.fields.logprobs import CEILING, missing
 from env_worker.model.fields.masks import check_ids, pieces
 from env_worker.model.fields.versions import weight_versions
 
@@ -24,18 +24,6 @@ if TYPE_CHECKING:
     from env_worker.domain import Float32Array, Int32Array, WeightVersionSpan
 
 T = TypeVar("T", bound=np.generic)
-
-
-def checked_logprobs(values: NDArray[Any]) -> Float32Array:
-    """float32 `[sampled]`. FieldError if one is missing or no log-probability."""
-    wrong = np.flatnonzero(_missing(values) | (values > CEILING))
-    if wrong.size:
-        index = int(wrong[0])
-        raise FieldError(
-            f"{wrong.size} of {len(values)} log-probabilities are missing or none, the first that of sampled "
-            f"token {index}: {values[index]:g}; expected above {FLOOR:g} and at most 0"
-        )
-    return as_float32(values)
 
 
 def sampled_first(
@@ -97,8 +85,8 @@ def _first(head: TopLogprobs, sampled: Int32Array, logprobs: Float32Array, width
         own[counts > 0] = logprobs[counts > 0]
     at = np.flatnonzero(is_own)
     own[np.searchsorted(ends, at, "right")] = values[at]  # what the head says of it, even if that is nothing
-    told = ~_missing(own)
-    others = ~(_missing(values) | is_own) & np.repeat(told, counts)
+    told = ~missing(own)
+    others = ~(missing(values) | is_own) & np.repeat(told, counts)
     ranks = np.zeros(len(ids) + 1, np.int32)
     np.cumsum(others, out=ranks[1:])  # from 1 on, those of the tokens before counted too
     behind = ranks[ends] - ranks[starts]
@@ -118,8 +106,3 @@ def _placed(first: NDArray[np.bool_], own: NDArray[T], others: NDArray[T]) -> ND
     placed[first] = own
     placed[~first] = others
     return placed
-
-
-def _missing(values: NDArray[Any]) -> NDArray[np.bool_]:
-    missing: NDArray[np.bool_] = ~(np.isfinite(values) & (values > FLOOR))
-    return missing

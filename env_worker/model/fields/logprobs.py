@@ -42,8 +42,12 @@ def sampled_logprobs(given: Sampled, sampled: Int32Array) -> Float32Array:
             f"log-probability {index} is of token {shown(given.names[index])}, but sampled was "
             f"{sampled[index]}"
         )
-    values = numbers(given.values, "logprobs")
-    wrong = np.flatnonzero(_missing(values) | (values > CEILING))
+    return checked_logprobs(numbers(given.values, "logprobs"))
+
+
+def checked_logprobs(values: NDArray[Any]) -> Float32Array:
+    """float32 `[sampled]`. FieldError if one is missing or no log-probability."""
+    wrong = np.flatnonzero(missing(values) | (values > CEILING))
     if wrong.size:
         index = int(wrong[0])
         raise FieldError(
@@ -84,7 +88,7 @@ def top_logprobs(given: Candidates, sampled: Int32Array, width: int) -> TopLogpr
             f"top_logprobs has at most {most} candidates for any of {len(counts)} sampled tokens, expected "
             f"{width}; check how many the engine's server allows"
         )
-    there = ~_missing(values)
+    there = ~missing(values)
     headless = np.zeros(len(counts), np.bool_)
     headless[some] = ~there[starts[some]]
     kept = once & there & ~headless[tokens]
@@ -103,8 +107,10 @@ def top_logprobs(given: Candidates, sampled: Int32Array, width: int) -> TopLogpr
     )
 
 
-def _missing(values: NDArray[np.float64]) -> NDArray[np.bool_]:
-    return ~(np.isfinite(values) & (values > FLOOR))
+def missing(values: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which of these an engine has no value for."""
+    absent: NDArray[np.bool_] = ~(np.isfinite(values) & (values > FLOOR))
+    return absent
 
 
 def _repeated(tokens: NDArray[np.intp], ids: Int32Array) -> NDArray[np.bool_]:

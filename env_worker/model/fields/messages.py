@@ -21,7 +21,7 @@ _MOST_WORDS: Final = 300
 """Characters of a key's name."""
 _MOST_SAID: Final = 1 << 16
 """Characters of the engine's own words that are looked at; fewer are told."""
-_GIVEN_UP: Final = frozenset({"abort", "aborted", "cancelled", "canceled", "error"})
+GIVEN_UP: Final = frozenset({"abort", "aborted", "cancelled", "canceled", "error"})
 """Finish reasons of what is no answer, in any case: `abort` of vLLM and SGLang when they were paused, or told
 to abort requests, the others of gateways whose engine failed or was stopped. Others of theirs are answers:
 stop, length, tool_calls, function_call, content_filter, repetition."""
@@ -105,7 +105,7 @@ def given_up(response: Mapping[str, Any]) -> str:
         return ""
     finished = False
     for told in (choice, get_object(choice, "meta_info")):
-        if (reason := finish_reason(told)).lower() in _GIVEN_UP:
+        if (reason := finish_reason(told)).lower() in GIVEN_UP:
             return f"finish_reason {reason!r}, {_NO_ANSWER}{_behind(get_object(told, 'finish_reason'))}"
         finished = finished or bool(reason)
     for told in (choice, response):

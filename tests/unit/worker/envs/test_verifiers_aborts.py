@@ -38,7 +38,7 @@ def package(monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
     return modules
 
 
-@pytest.mark.parametrize("word", ["abort", "error"])
+@pytest.mark.parametrize("word", ["abort", "error", "Aborted", "cancelled"])
 def test_it_fails_the_call_in_the_engines_own_word(package: dict[str, Any], word: str) -> None:
     refuse_aborted()
     once = package["clients.train"].response_from_generate
