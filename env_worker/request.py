@@ -42,23 +42,14 @@ MAX_HEADER_BYTES: Final = 4096
 
 _ID: Final = re.compile(r"[0-9a-f]{32}")
 _HEADER_NAME: Final = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]+")
-_FORBIDDEN_HEADERS: Final = frozenset(
-    (
-        *("authorization", "cookie", "api-key", "x-api-key", "x-goog-api-key", "x-auth-token"),
-        *(
-            "host",
-            "connection",
-            "content-length",
-            "expect",
-            "keep-alive",
-            "te",
-            "trailer",
-            "transfer-encoding",
-        ),
-        "upgrade",
-    )
+_SECRET_HEADERS: Final = frozenset(
+    {"authorization", "cookie", "api-key", "x-api-key", "x-goog-api-key", "x-auth-token"}
 )
-"""What carries secrets, and what is between the worker's HTTP package and the engine alone."""
+_STEERING_HEADERS: Final = frozenset(
+    {"host", "connection", "content-length", "expect", "keep-alive"}
+    | {"te", "trailer", "transfer-encoding", "upgrade"}
+)
+"""Those between the worker's HTTP package and the engine alone."""
 
 
 def decoded(kind: type[_M], data: bytes) -> _M:
@@ -206,7 +197,7 @@ def _check_headers(headers: Mapping[str, str]) -> None:
         field = f"model.headers[{name[:80]!r}]"
         if _HEADER_NAME.fullmatch(name) is None:
             raise _invalid(field, "is no lower-case HTTP header name; spell it in lower case, without spaces")
-        if name in _FORBIDDEN_HEADERS or name.startswith("proxy-"):
+        if name in _SECRET_HEADERS | _STEERING_HEADERS or name.startswith("proxy-"):
             raise Refusal(
                 errors_pb2.ERROR_REASON_ENDPOINT_NOT_ALLOWED,
                 f"{field}: headers that carry secrets or steer the connection never cross; leave it out, and "
