@@ -73,7 +73,9 @@ async def test_sigstop(stage: Stage) -> None:
 @external_only
 async def test_cancel(stage: Stage) -> None:
     cast = await stage.begin()
-    for moment in (QUEUED, RUNNING, KEEPING, HELD):
+    stage.client.tell(abandon=cast.runs[QUEUED])
+    await stage.ended(cast, QUEUED)  # it would begin in a slot that another one's end made free
+    for moment in (RUNNING, KEEPING, HELD):
         stage.client.tell(abandon=cast.runs[moment])
     for moment in (BARE, CONFIRMED, BESIDE):
         await stage.stub.cancel(cast.runs[moment])

@@ -137,6 +137,7 @@ class ScriptedArrays:
         self.open_fetches = 0
         self.most_open_fetches = 0
         self._scripts: defaultdict[str, deque[tuple[FetchStep, ...]]] = defaultdict(deque)
+        self._always: dict[str, tuple[FetchStep, ...]] = {}
         self._release_lines: deque[ReleaseResponse | End | Hang] = deque()
         self._faults: list[str] = []
         self._changed = threading.Condition()
@@ -148,6 +149,10 @@ class ScriptedArrays:
     def on_fetch(self, *steps: FetchStep, key: str = KEY) -> None:
         """What the next Fetch of that key gets."""
         self._scripts[key].append(steps)
+
+    def on_each_fetch(self, *steps: FetchStep, key: str = KEY) -> None:
+        """What each Fetch of that key gets for which there is no script, however many come."""
+        self._always[key] = steps
 
     def on_release(self, *lines: ReleaseResponse | End | Hang) -> None:
         """What the next Releases get."""
@@ -189,7 +194,7 @@ class ScriptedArrays:
         with self._changed:
             self.fetches.append(request)
             scripts = self._scripts[request.key]
-            script = scripts.popleft() if scripts else None
+            script = scripts.popleft() if scripts else self._always.get(request.key)
             self.open_fetches += 1
             self.most_open_fetches = max(self.open_fetches, self.most_open_fetches)
             self._changed.notify_all()

@@ -146,6 +146,12 @@ class ScriptedService:
                 raise AssertionError(f"{len(self.cancels)} cancels came, {count} were expected")
             return list(self.cancels)
 
+    def wait_for_describes(self, count: int) -> None:
+        """Wait until so many were asked."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self.describes >= count, _PATIENCE_SECONDS):
+                raise AssertionError(f"{self.describes} describes came, {count} were expected")
+
     def cancelled_ids(self) -> list[str]:
         """The request_ids of the cancels, in order."""
         with self._changed:
@@ -234,6 +240,7 @@ class ScriptedService:
         """Handler of Describe."""
         with self._changed:
             self.describes += 1
+            self._changed.notify_all()
         return self.description
 
 

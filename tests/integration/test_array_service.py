@@ -19,6 +19,7 @@ from tests.helpers.array_service import ArrayCalls, array_service, laid_out
 from tests.helpers.array_worker import array_worker, references
 from tests.helpers.failure import Failure, failure_of
 from tests.helpers.kept_arrays import RememberingKeeper, assert_equal
+from tests.helpers.runner_harness import within
 from tests.helpers.stub_client import OPTIONS, new_id
 from tests.helpers.worker_server import SMALL, serving_worker
 
@@ -268,6 +269,9 @@ async def test_every_branch_of_an_episode_is_fetched_as_the_reply_refers_to_it()
         assert (await worker.client.describe()).capabilities == CAPABILITIES
         run = await worker.client.run(SMALL)
         assert await worker.client.cancel(run.run) == "DISCARDED"
+        await within(
+            worker.server.runner.wait_hooks()
+        )  # the answer is a decision, the hook's call comes after it
         [discarded] = references(run)
         failure = (await worker.calls.fetch(discarded)).failure
         assert failure is not None

@@ -36,8 +36,8 @@ class _CancelOutcomeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._
     CANCEL_OUTCOME_ABORTED: _CancelOutcome.ValueType  # 1
     """The run was waiting or live. It is being stopped; what was or is still being kept will be discarded, once."""
     CANCEL_OUTCOME_DISCARDED: _CancelOutcome.ValueType  # 2
-    """Its reply had left, within the window. The kept episode is discarded, once; whoever got the reply must
-    not use it.
+    """Its reply had left, within the window. The kept episode is discarded, once, by a call of the hook that may
+    come after this answer; whoever got the reply must not use it.
     """
     CANCEL_OUTCOME_TOO_LATE: _CancelOutcome.ValueType  # 3
     """It is delivered for good: confirmed, or its window is over. Release frees its arrays."""
@@ -52,8 +52,8 @@ CANCEL_OUTCOME_UNSPECIFIED: CancelOutcome.ValueType  # 0
 CANCEL_OUTCOME_ABORTED: CancelOutcome.ValueType  # 1
 """The run was waiting or live. It is being stopped; what was or is still being kept will be discarded, once."""
 CANCEL_OUTCOME_DISCARDED: CancelOutcome.ValueType  # 2
-"""Its reply had left, within the window. The kept episode is discarded, once; whoever got the reply must
-not use it.
+"""Its reply had left, within the window. The kept episode is discarded, once, by a call of the hook that may
+come after this answer; whoever got the reply must not use it.
 """
 CANCEL_OUTCOME_TOO_LATE: CancelOutcome.ValueType  # 3
 """It is delivered for good: confirmed, or its window is over. Release frees its arrays."""

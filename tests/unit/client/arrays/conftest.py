@@ -10,6 +10,7 @@ import pytest
 
 from env_client import SyncArrayClient
 from tests.helpers.array_segment import LARGE, SEGMENT, Segment
+from tests.helpers.array_service import SECONDS
 from tests.helpers.scripted_arrays import INSTANCE, Branch, ScriptedArrays
 
 if TYPE_CHECKING:
@@ -27,8 +28,8 @@ def service() -> Iterator[ScriptedArrays]:
 
 @pytest.fixture
 def client() -> Iterator[SyncArrayClient]:
-    """A client that gives a lost worker up soon."""
-    with SyncArrayClient(lost_seconds=0.5) as made:
+    """A client."""
+    with SyncArrayClient(lost_seconds=SECONDS) as made:
         yield made
 
 

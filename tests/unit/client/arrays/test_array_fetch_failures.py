@@ -120,10 +120,10 @@ def test_a_fetch_that_was_cut_off_begins_again(
 
 def test_a_fetch_that_comes_no_further_is_lost(service: ScriptedArrays) -> None:
     branch = service.branch()
-    for _ in range(3):
-        service.on_fetch(*branch.answer()[:3], CUT_OFF)
+    service.on_each_fetch(*branch.answer()[:3], CUT_OFF)  # how many come is the machine's affair
     with SyncArrayClient(lost_seconds=0.1) as client, pytest.raises(ArraysLostError, match=r"0\.1 s"):
         client.fetch(branch.reference())
+    assert service.fetches
 
 
 def test_a_worker_that_is_gone_is_lost_within_the_bound() -> None:
