@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _OK, _FAILED, _USAGE, _INTERRUPTED = 0, 1, 2, 130
+_FAULTS_SHOWN = 20
 _LOG_FORMAT = "%(levelname)s %(name)s: %(message)s"
 _LOG = logging.getLogger(__name__)
 
@@ -123,8 +124,10 @@ def _top(settings: ClientSettings) -> int:
 def _release(settings: ClientSettings) -> int:
     if settings.episodes is not None:
         found = _references(settings.episodes)
-        for fault in found.faults:
+        for fault in found.faults[:_FAULTS_SHOWN]:
             print(f"env-client: {settings.episodes}, {fault}; its arrays are not released", file=sys.stderr)
+        if (more := len(found.faults) - _FAULTS_SHOWN) > 0:
+            print(f"env-client: {settings.episodes}, {more} lines more, likewise", file=sys.stderr)
         all_freed = release(holders_of_references(found), sys.stdout, sys.stderr)
         return _OK if all_freed and not found.faults else _FAILED
     if not settings.owner:

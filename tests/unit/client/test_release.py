@@ -222,6 +222,17 @@ def test_a_file_of_tasks_is_no_file_of_outcomes(tmp_path: Path, capsys: pytest.C
     assert "line 2: found an object of []" in second
 
 
+def test_of_many_lines_that_are_none_the_first_are_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text("{}\n" * 1_000)
+    assert main(["release", "--episodes", str(tasks)]) == 1
+    *shown, last = capsys.readouterr().err.splitlines()
+    assert [line.split(":")[1] for line in shown] == [f" {tasks}, line {number}" for number in range(1, 21)]
+    assert last == f"env-client: {tasks}, 980 lines more, likewise"
+
+
 def test_many_keys_go_in_several_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(release_module, "_KEYS_A_CALL", 2)
     line = a_line(*(reference("h:1", f"{number:032x}") for number in range(5)))
