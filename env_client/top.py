@@ -6,7 +6,7 @@ import contextlib
 import json
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from envtrio.v1.pool_service_pb2 import WatchPoolResponse
 
 _RETRY_SECONDS = 1.0
+_WAKE_SECONDS = 0.2
 
 
 class TopDisplay(Protocol):
@@ -182,7 +183,12 @@ class PoolWatch:
         """
         with ThreadPoolExecutor(1) as threads, contextlib.suppress(KeyboardInterrupt):
             try:
-                threads.submit(self.run).result()
+                watching = threads.submit(self.run)
+                # The kernel may give a signal to another thread, which wakes nobody: as one that came while
+                # the process was stopped. Whoever wakes now and then hears of it.
+                while not wait((watching,), _WAKE_SECONDS).done:
+                    pass
+                watching.result()
             finally:
                 self.stop()
 

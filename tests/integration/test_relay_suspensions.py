@@ -193,9 +193,12 @@ async def test_a_run_that_is_disturbed_at_each_suspension(
                 assert isinstance(outcome, Refusal | PassedOn | asyncio.CancelledError), (point, outcome)
                 settled = now.run in now.worker.outcomes
                 assert settled or now.run not in now.worker.runs, f"{point}: the worker was not told"
-            assert len(answers) <= 1, f"{point}: one outcome for all, not {answers}"
-            if answers and answers != {"REMEMBERED"}:
-                assert {await now.client.cancel(now.run)} == answers, point
+            # REMEMBERED is no outcome yet: the worker had still to get the run.
+            outcomes = answers - {"REMEMBERED"}
+            assert len(outcomes) <= 1, f"{point}: one outcome for all, not {answers}"
+            assert outcomes <= {"ABORTED"} or outcomes == answers, f"{point}: {answers}"
+            if outcomes:
+                assert {await now.client.cancel(now.run)} == outcomes, point
     assert reached >= (4 if by_lane else 8) + queued  # what waits in a stream is taken at once
 
 

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 GONE = End(grpc.StatusCode.UNAVAILABLE)
 SECONDS = 30
+_TOLD_SECONDS = 15
+"""Less than what a scripted pool waits before it ends a view."""
 
 
 def test_a_view_as_lines() -> None:
@@ -153,8 +155,10 @@ def test_a_view_that_is_refused_is_an_error() -> None:
         PoolWatch(pool.address, PlainTop(sys.stdout, sys.stderr, ""), interval_seconds=0.1).run()
 
 
+@pytest.mark.parametrize("stopped", [False, True], ids=["it runs", "it is stopped"])
 @pytest.mark.parametrize("terminal", [False, True])
-def test_ctrl_c_ends_it_quietly(terminal: bool) -> None:
+def test_ctrl_c_ends_it_quietly(terminal: bool, stopped: bool) -> None:
+    """Where it is stopped, as by Ctrl-Z, the kernel mostly gives the signal to a thread of gRPC's."""
     with ScriptedPool((a_view(),)) as pool:
         command: list[str] = [sys.executable, "-m", "env_client", "top", "--broker", pool.address]
         ours, theirs = pty.openpty() if terminal else os.pipe()
@@ -163,8 +167,15 @@ def test_ctrl_c_ends_it_quietly(terminal: bool) -> None:
             seen = b""
             while b"trying" not in seen and b"LOST" not in seen:
                 seen += os.read(ours, 65_536)
+            if stopped:
+                process.send_signal(signal.SIGSTOP)
+                os.waitpid(process.pid, os.WUNTRACED)
             process.send_signal(signal.SIGINT)
-            errors = process.communicate(timeout=SECONDS)[1]
+            process.send_signal(signal.SIGCONT)
+            try:
+                errors = process.communicate(timeout=_TOLD_SECONDS)[1]
+            finally:
+                process.kill()
         os.close(ours)
     assert (process.returncode, errors) == (0, "")
 
