@@ -45,7 +45,9 @@ class _CancelOutcomeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._
     """Unknown here. If the run arrives, or a worker reports it, within the window, the cancel applies to it."""
 
 class CancelOutcome(_CancelOutcome, metaclass=_CancelOutcomeEnumTypeWrapper):
-    """What became of a run that was cancelled. A repeated Cancel gets the first one's outcome."""
+    """What became of a run that was cancelled. A repeated Cancel gets the first one's outcome; only REMEMBERED may be
+    followed by another one.
+    """
 
 CANCEL_OUTCOME_UNSPECIFIED: CancelOutcome.ValueType  # 0
 """Never sent."""
