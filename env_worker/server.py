@@ -178,12 +178,15 @@ class WorkerServer:
             logger.info("worker=%s metrics at http://%s/metrics", self.instance[:8], self.metrics_address)
         held = HeldArrays(hook, runner.take_keepers)
         self._stopping = Stopping(settings, runner, held, worker=self.instance, clock=self._clock)
+        undo.callback(self._stopping.close)
         self._stuck = StuckWatch(
             runner.environments, stuck_seconds=settings.stuck_seconds, give_up=self._give_up
         )
+        undo.callback(self._stuck.close)
         health_task = asyncio.create_task(self._keep_health(health), name="health")
         health_task.add_done_callback(log_failure)
         self._tasks.append(health_task)
+        undo.callback(health_task.cancel)
         if settings.broker is not None:
             self._registration = Registration(
                 settings.broker,

@@ -97,8 +97,10 @@ def run_request(request_id: str, **fields: Any) -> bytes:
 async def connected(
     clock: Clock | None = None, *, dial: Dial = describe, **settings: Any
 ) -> AsyncIterator[tuple[BrokerServer, RawClient]]:
-    """A broker with these settings that gives no time to running runs when it stops, and its client."""
-    options = {"drain_seconds": 0.0, **settings}
+    """A broker with these settings that gives no time to running runs when it stops, and its client. A
+    scripted worker sends no heartbeats, so by the real clock a lease is longer than a test."""
+    lease = {"lease_seconds": 600.0} if clock is None else {}
+    options = {"drain_seconds": 0.0, **lease, **settings}
     async with (
         BrokerServer(BrokerSettings(**options), clock=clock, dial=dial) as broker,
         grpc.aio.insecure_channel(broker.address, options=OPTIONS) as channel,

@@ -257,8 +257,12 @@ class ScriptedWorker:
             self._faults.append(f"run {request_id[:8]} has no script")
             await context.abort(grpc.StatusCode.UNKNOWN, "no script")
         try:
-            for step in steps:
-                if isinstance(step, Hang | Abort) or (isinstance(step, Send) and step.lost):
+            for step, then in zip(steps, (*steps[1:], None), strict=True):
+                # Whoever has got what comes before a Hang may leave before its write returns here.
+                sends = isinstance(step, Send | Admit)
+                if isinstance(step, Hang | Abort) or (sends and isinstance(then, Hang)):
+                    run.played = True
+                if isinstance(step, Send) and step.lost:
                     run.played = True
                 await self._step(step, run, context)
             run.played = True

@@ -55,7 +55,7 @@ async def test_a_run_is_gone_with_its_last_user(
             async with stream:
                 await stream.result()
 
-    service.on_run(*steps)
+    service.on_run(*steps, optional=timeout is not None)  # it may be over before it has left
     async with EnvClient(service.address, timeout=timeout) as client:
         await run(client)
         async with asyncio.timeout(5):  # gRPC may hold the call for a moment.
@@ -72,6 +72,6 @@ def test_a_synchronous_run_is_gone_with_its_last_user(
             stream.result()
         return weakref.ref(stream)
 
-    service.on_run(*steps)
+    service.on_run(*steps, optional=timeout is not None)  # it may be over before it has left
     with SyncEnvClient(service.address, timeout=timeout) as client:
         assert run(client)() is None

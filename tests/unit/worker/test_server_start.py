@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from env_worker import ArrayKeeper
+from env_worker import server as server_module
 from env_worker.arrays.limits import ArrayLimits
 from env_worker.config import WorkerSettings
 from env_worker.hook import HookLoadError
 from env_worker.listening import ServerStartError
 from env_worker.runner import Runner
 from env_worker.server import WorkerServer
+from env_worker.stuck import StuckWatch
 from tests.helpers.array_episodes import HOME
 
 if TYPE_CHECKING:
@@ -80,6 +82,20 @@ async def test_metrics_at_an_address_that_is_taken(taken: str) -> None:
 
 @pytest.mark.parametrize("late", ["_set_health", "_keep_health"], ids=["before it serves", "afterwards"])
 async def test_what_fails_late_undoes_all_before_it(late: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    watching: set[StuckWatch] = set()
+
+    class Watch(StuckWatch):
+        """One of an environments' loop that has ended would warn for ever."""
+
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            watching.add(self)
+
+        def close(self) -> None:
+            super().close()
+            watching.remove(self)
+
+    monkeypatch.setattr(server_module, "StuckWatch", Watch)
     closed: list[Runner] = []
     close = Runner.close
 
@@ -97,5 +113,6 @@ async def test_what_fails_late_undoes_all_before_it(late: str, monkeypatch: pyte
     with pytest.raises(RuntimeError, match="no health"):
         await server.start()
     assert closed == [server.runner]
+    assert not watching
     assert not answers(server.address)
     assert "array-leases" not in own_tasks()
