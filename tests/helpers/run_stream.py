@@ -6,11 +6,12 @@ import json
 from typing import TYPE_CHECKING, Any, Self
 
 import grpc
-from envtrio.v1 import delta_pb2
+from envtrio.v1 import delta_pb2, env_service_pb2_grpc
 from envtrio.v1 import env_service_pb2 as pb
 from google.rpc import error_details_pb2, status_pb2
 
 from tests.helpers.history import Asked, Ended, Passed
+from tests.helpers.session_stream import SessionStream
 from tests.helpers.stub_client import GENERATION, Outcome, new_id
 
 if TYPE_CHECKING:
@@ -59,10 +60,15 @@ class StreamRun:
 
 
 class RunStream:
-    """A stream and its runs, whose frames are checked for their order and recorded."""
+    """A stream and its runs, whose frames are checked for their order and recorded.
 
-    def __init__(self, subject: WorkerSubject) -> None:
-        self.session = subject.stream()
+    Args:
+        channel: what it goes over; None: that of the subject's client.
+    """
+
+    def __init__(self, subject: WorkerSubject, channel: grpc.aio.Channel | None = None) -> None:
+        stub = None if channel is None else env_service_pb2_grpc.EnvServiceStub(channel)
+        self.session = subject.stream() if stub is None else SessionStream(stub, subject.history)
         self.runs: dict[int, StreamRun] = {}
         self.messages: list[pb.SessionResponse] = []
         """All that was read, behind the first."""

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from env_worker.run import Run
     from env_worker.status import Refusal
 
-SECONDS = 5.0
+SECONDS = 20.0
 
 
 class Stop:

@@ -257,10 +257,11 @@ class ScriptedWorker:
             self._faults.append(f"run {request_id[:8]} has no script")
             await context.abort(grpc.StatusCode.UNKNOWN, "no script")
         try:
-            for step, then in zip(steps, (*steps[1:], None), strict=True):
+            for index, step in enumerate(steps):
+                then = steps[index + 1] if index + 1 < len(steps) else None
                 # Whoever has got what comes before a Hang may leave before its write returns here.
-                sends = isinstance(step, Send | Admit)
-                if isinstance(step, Hang | Abort) or (sends and isinstance(then, Hang)):
+                sent_last = isinstance(step, Send | Admit) and isinstance(then, Hang)
+                if sent_last or isinstance(step, Hang | Abort):
                     run.played = True
                 if isinstance(step, Send) and step.lost:
                     run.played = True

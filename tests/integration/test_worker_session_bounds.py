@@ -6,10 +6,12 @@ import asyncio
 import threading
 from typing import TYPE_CHECKING, Any
 
+import grpc
 from envtrio.v1 import env_service_pb2 as pb
 
 from env_worker import entrance, session_runs
 from env_worker.request import BIG_REQUEST_BYTES
+from tests.helpers.array_service import NARROW
 from tests.helpers.run_stream import RunStream
 from tests.helpers.runner_harness import SECONDS
 from tests.helpers.stub_client import MIB
@@ -185,8 +187,12 @@ def waiting_frames(subject: WorkerSubject, session_id: str = "e" * 32) -> int:
 
 
 async def test_refusals_that_are_not_read_hold_up_their_own_stream_only() -> None:
-    async with serving_worker() as subject:
-        clogged, other = await RunStream(subject).open(), await RunStream(subject).open("f" * 32)
+    async with (
+        serving_worker() as subject,
+        grpc.aio.insecure_channel(subject.server.address, options=NARROW) as narrow,
+    ):
+        clogged, other = RunStream(subject, narrow), await RunStream(subject).open("f" * 32)
+        await clogged.open()
         number = 0
 
         async def flood() -> None:

@@ -385,9 +385,9 @@ async def test_a_run_that_was_refused_before_it_began_is_sent_again_when_runs_ar
 
 
 async def test_a_server_that_only_refuses_is_asked_no_longer_than_one_waits(service: ScriptedService) -> None:
-    service.on_run(End(grpc.StatusCode.UNAVAILABLE, "DRAINING"))
+    service.on_run(End(grpc.StatusCode.UNAVAILABLE, "DRAINING", retry_seconds=60))
     tally = Tally(1)
     async with EnvClient(service.address) as client:
-        await Batch(client, [{}], tally, None, wait_seconds=0.01).run(1, Quiet())
+        await Batch(client, [{}], tally, None, wait_seconds=SECONDS).run(1, Quiet())
     assert set(tally.by_outcome) == {"DrainingError"}
     assert len(service.runs) == 1
