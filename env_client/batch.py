@@ -66,10 +66,11 @@ class Batch:
         out: gets one JSON line for each outcome, as they come; None: nobody does.
         env: the environment that was asked for, if one was: that of a run that has no episode to say.
         wait_seconds: how long runs wait, before they are sent, for a server that takes none. Those that it
-            does not take within that time are not sent, and their outcome is the UnavailableError. Also how
-            long a run is sent again that was refused before it began, by a bound (a full queue, the budget
-            for training arrays) or because the server stops or has no worker that is ready: each time when
-            the server says, or takes runs, and under a new request_id; then its outcome is that refusal.
+            does not take within that time are not sent, and their outcome is the UnavailableError, with the
+            reason NOT_ADMITTED where the server gave none. Also how long a run waits in all to be sent again
+            that was refused before it began, by a bound (a full queue, the budget for training arrays) or
+            because the server stops or has no worker that is ready: each time when the server says, or takes
+            runs, and under a new request_id; then its outcome is that refusal.
     """
 
     def __init__(
@@ -117,14 +118,7 @@ class Batch:
     async def _run_one(
         self, index: int, task: Mapping[str, Any], readiness: Readiness, display: Display
     ) -> None:
-        request_id, outcome = await self._attempt(task, readiness)
-        loop = asyncio.get_running_loop()
-        ends, refusals = loop.time() + self._wait_seconds, 1
-        while (pause := _pause_before(outcome, refusals)) is not None and loop.time() + pause <= ends:
-            self._tell(display, outcome)
-            refusals += 1
-            await asyncio.sleep(pause)
-            request_id, outcome = await self._attempt(task, readiness)
+        request_id, outcome = await self._sent(task, readiness, display)
         # Before it is written: an outcome that was delivered counts, whatever the disk says.
         kind = _kind(task, outcome, self._env or UNKNOWN_KIND)
         if isinstance(outcome, Exception):
@@ -135,6 +129,26 @@ class Batch:
                 self._tally.only_environment = outcome.head.environment
         if self._out is not None:
             await asyncio.to_thread(self._write, index, request_id, task, outcome)
+
+    async def _sent(
+        self, task: Mapping[str, Any], readiness: Readiness, display: Display
+    ) -> tuple[str, Episode | Exception]:
+        """The outcome of a run, sent as often as it takes, and its last request_id."""
+        if (unready := await _why_not(readiness)) is not None:
+            return new_request_id(), unready
+        request_id, outcome = await self._attempt(task, readiness)
+        loop, left, refusals = asyncio.get_running_loop(), self._wait_seconds, 1
+        while (pause := _pause_before(outcome, refusals)) is not None and pause <= left:
+            self._tell(display, outcome)
+            refused_at = loop.time()
+            await asyncio.sleep(pause)
+            if await _why_not(readiness) is not None:
+                break  # the refusal stays its outcome
+            # Nor is what an attempt takes time in which it was refused, as it may have waited in a queue.
+            left -= loop.time() - refused_at
+            refusals += 1
+            request_id, outcome = await self._attempt(task, readiness)
+        return request_id, outcome
 
     async def _learn_environment(self) -> None:
         """Runs that named no environment were of the only one: ask for it, where no episode has told it."""
@@ -148,7 +162,6 @@ class Batch:
     ) -> tuple[str, Episode | Exception]:
         request_id = new_request_id()
         try:
-            await readiness.wait()
             async with self._client.stream(task, request_id=request_id) as stream:
                 before = 0
                 async for _ in stream:
@@ -181,6 +194,15 @@ class Batch:
         with self._writing:
             self._out.write(line + "\n")
             self._out.flush()
+
+
+async def _why_not(readiness: Readiness) -> EnvError | None:
+    """Wait until a run may be sent; why none may, if it does not come to that."""
+    try:
+        await readiness.wait()
+    except EnvError as error:
+        return error
+    return None
 
 
 def _pause_before(outcome: Episode | Exception, refusals: int) -> float | None:

@@ -19,7 +19,8 @@ class CallStatus:
     """Keeps the status that a call got from its server, or from gRPC's core.
 
     Where a message is being written when the call ends, grpc.aio puts an INTERNAL of its own in the place of
-    that status. If that comes first, the status takes its place again, in silence. For one event loop.
+    that status. If that comes first, the status takes its place again, in silence: unless messages were not
+    read yet, which come before it and are lost with it. For one event loop.
 
     Args:
         call: has just begun.

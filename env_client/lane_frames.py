@@ -7,7 +7,13 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
-from envtrio.v1.env_service_pb2 import ConfirmAnswers, SessionOpened, SessionRequest, SessionResponse
+from envtrio.v1.env_service_pb2 import (
+    ConfirmAnswers,
+    RunAdmitted,
+    SessionOpened,
+    SessionRequest,
+    SessionResponse,
+)
 
 from env_client.confirmations import MAX_BATCH
 
@@ -37,8 +43,8 @@ class RunStatus:
     details: bytes = b""
 
 
-Frame: TypeAlias = tuple[int, "bytes | RunStatus | SessionOpened | ConfirmAnswers"]
-"""The number of a run with a piece of its stream or its end; or 0 with what is not of one run."""
+Frame: TypeAlias = tuple[int, "RunAdmitted | bytes | RunStatus | SessionOpened | ConfirmAnswers"]
+"""The number of a run with its admission, a piece of its stream or its end; or 0 with what is not of one."""
 
 
 def decoded(message: bytes) -> list[Frame]:
@@ -54,6 +60,8 @@ def decoded(message: bytes) -> list[Frame]:
         if kind == "run_data":
             piece = frame.run_data
             frames.append((piece.run_number, piece.data))
+        elif kind == "run_admitted":
+            frames.append((frame.run_admitted.run_number, frame.run_admitted))
         elif kind == "end_run":
             end = frame.end_run
             frames.append((end.run_number, RunStatus(end.code, end.message, end.status_details)))

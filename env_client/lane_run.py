@@ -76,7 +76,7 @@ class LaneRun:
         self._status: RunStatus | None = None
         self._is_cancelled = False
         self._call: RunCall | None = None
-        # Of its stream, while the lane carries it.
+        # Not even its admission, while the lane carries it.
         self.nothing_came = True
 
     async def read(self) -> Any:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import grpc
 from envtrio.v1.env_service_pb2 import (
     ConfirmAnswers,
+    RunAdmitted,
     SessionGoodbye,
     SessionOpen,
     SessionOpened,
@@ -203,6 +204,9 @@ class LaneStream:
                     self._answered(answer.request_id, VERDICTS.get(answer.outcome))
             elif isinstance(content, SessionOpened):
                 self._open(content)
+            elif isinstance(content, RunAdmitted):
+                if run is not None:
+                    run.nothing_came = False
             elif run is not None:
                 del self._runs[number]
                 self._outbox.forget(number)

@@ -47,7 +47,8 @@ class Readiness:
                 await self._ask()
             if self._gave_up is not None:
                 gone = self._gave_up
-                raise type(gone)(f"not sent: {gone}", code=gone.code, reason=gone.reason) from gone
+                reason = gone.reason or "NOT_ADMITTED"  # it had no effect
+                raise type(gone)(f"not sent: {gone}", code=gone.code, reason=reason) from gone
 
     def heard(self, error: Exception) -> None:
         """A run ended so. One that found no server, or one that takes none, makes the others wait; the loss

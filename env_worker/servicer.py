@@ -151,7 +151,9 @@ class EnvServicer:
             outcome = self._runner.cancel(request.request_id)
         except Refusal as refusal:
             await self._abort(context, refusal)
-        logger.info(
+        # Of a run that never comes, as one that was given up before it left, it is asked again and again.
+        logger.log(
+            logging.DEBUG if outcome is CancelOutcome.REMEMBERED else logging.INFO,
             "run=%s cancel outcome=%s cause=%r",
             request.request_id[:8],
             outcome.name,

@@ -104,13 +104,13 @@ class SessionStream:
         if reading.done():  # it said goodbye
             self._finish()
             await asyncio.wait((writing, self._ended), return_when=asyncio.FIRST_COMPLETED)
-            if writing.done():
-                return writing.result()
-        elif self._farewell:
+        if self._farewell:
             self._finish()
             await asyncio.wait((writing,), timeout=FAREWELL_SECONDS)
             if not writing.done():
                 raise _untold()
+        if reading.done() and writing.done():
+            return writing.result()
         raise self._ended.result()
 
     def give_up(self) -> None:

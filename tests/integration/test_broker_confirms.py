@@ -196,6 +196,7 @@ class Goodbyes:
 async def test_what_a_worker_answers_counts_also_where_its_goodbye_is_heard_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(link, "LAST_WORDS_SECONDS", 20.0)
     goodbyes = Goodbyes(monkeypatch)
     async with connected() as (broker, client), ScriptedWorker() as worker:
         lease = await worker.register(broker.address)
@@ -216,6 +217,7 @@ async def test_what_a_worker_answers_counts_also_where_its_goodbye_is_heard_firs
 async def test_what_a_worker_says_of_a_run_counts_also_where_its_goodbye_is_heard_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(link, "LAST_WORDS_SECONDS", 20.0)
     goodbyes, run, go = Goodbyes(monkeypatch), new_id(), asyncio.Event()
     async with connected() as (broker, client), ScriptedWorker() as worker:
         lease = await worker.register(broker.address)

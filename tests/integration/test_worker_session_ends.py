@@ -8,6 +8,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 import pytest
+from envtrio.v1 import env_service_pb2 as pb
 
 from env_worker import session_stream
 from tests.helpers.held_writes import HeldWrites
@@ -192,9 +193,10 @@ async def test_a_stopping_worker_says_how_its_runs_ended_before_it_ends_the_stre
         assert await stopping == []
 
 
+@pytest.mark.parametrize("goodbye", [False, True], ids=["", "after a goodbye"])
 @pytest.mark.parametrize("reads", [True, False])
 async def test_what_is_due_when_a_worker_stops_is_for_who_reads_it_and_holds_up_no_stop(
-    reads: bool, monkeypatch: pytest.MonkeyPatch
+    reads: bool, goodbye: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session_stream, "FAREWELL_SECONDS", SECONDS if reads else 0.01)
     held = HeldWrites(monkeypatch)
@@ -204,14 +206,19 @@ async def test_what_is_due_when_a_worker_stops_is_for_who_reads_it_and_holds_up_
         await stream.until(lambda: all(run.admitted for run in runs))
         [served] = subject.server.sessions._streams.values()
         held.hold()
+        if goodbye:
+            await stream.session.send(goodbye=pb.SessionGoodbye())
+            await stream.session.call.done_writing()
+            await subject.until(lambda: served._finishing)
         stopping = asyncio.create_task(subject.stop())
         await subject.until(served._ended.done)
         if reads:
             for _ in range(100):  # turns of the loop, in which the handler might end the stream
                 await asyncio.sleep(0)
             held.go()
-            assert await stream.status() == ("UNAVAILABLE", "DRAINING")
-            assert [run.outcome.reason for run in runs] == ["WORKER_LOST"] * 3
+            assert await stream.status() == (("OK", "") if goodbye else ("UNAVAILABLE", "DRAINING"))
+            reason = "CALLER_LOST" if goodbye else "WORKER_LOST"
+            assert [run.outcome.reason for run in runs] == [reason] * 3
         assert await stopping == []
         if not reads:
             assert await stream.status() == ("UNAVAILABLE", "WORKER_LOST"), "DRAINING says that all was told"

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
+from envtrio.v1.episode_pb2 import Episode
 from grpc_health.v1 import health_pb2
 
-from env_client import EnvClient, batch, readiness
+from env_client import DrainingError, EnvClient, EnvError, UnavailableError, batch, readiness
 from env_client.batch import Batch, TasksError, read_tasks
 from env_client.progress import PlainDisplay, RichDisplay, open_display, progress_text
 from env_client.tally import Group, Tally, format_bytes
@@ -391,3 +392,61 @@ async def test_a_server_that_only_refuses_is_asked_no_longer_than_one_waits(serv
         await Batch(client, [{}], tally, None, wait_seconds=SECONDS).run(1, Quiet())
     assert set(tally.by_outcome) == {"DrainingError"}
     assert len(service.runs) == 1
+
+
+class Ready:
+    """Says at once whether runs may be sent: by what each `wait` raises, None where they may."""
+
+    def __init__(self, *answers: EnvError | None) -> None:
+        self.answers = list(answers)
+
+    async def wait(self) -> None:
+        if (answer := self.answers.pop(0)) is not None:
+            raise answer
+
+    def heard(self, error: Exception) -> None:
+        """Knows it already."""
+
+
+async def test_what_an_attempt_takes_is_no_time_in_which_a_run_was_refused(
+    service: ScriptedService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch, "pause_seconds", lambda _: 0.0)
+    came, go_on = threading.Event(), threading.Event()
+    draining = End(grpc.StatusCode.UNAVAILABLE, "DRAINING")
+    service.on_run(draining)
+    service.on_run(Reach(came), Wait(go_on), draining)
+    service.on_run(*(Send(message) for message in episode_stream(1)))
+    ready: Any = Ready(None, None, None)
+    async with EnvClient(service.address) as client:
+        runs = Batch(client, [{}], Tally(1), None, wait_seconds=0.5)
+        running = asyncio.create_task(runs._sent({}, ready, Quiet()))
+        assert await asyncio.to_thread(came.wait, SECONDS)
+        await asyncio.sleep(0.6)  # longer than one waits
+        go_on.set()
+        _, outcome = await asyncio.wait_for(running, SECONDS)
+    assert isinstance(outcome, Episode)
+
+
+async def test_a_refusal_stays_the_outcome_where_nothing_is_sent_any_more(
+    service: ScriptedService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch, "pause_seconds", lambda _: 0.0)
+    service.on_run(End(grpc.StatusCode.UNAVAILABLE, "DRAINING"))
+    ready: Any = Ready(None, UnavailableError("gone", code="UNAVAILABLE"))
+    async with EnvClient(service.address) as client:
+        runs = Batch(client, [{}], Tally(1), None)
+        request_id, outcome = await runs._sent({}, ready, Quiet())
+    assert isinstance(outcome, DrainingError)
+    assert [run.request_id for run in service.runs] == [request_id]
+
+
+async def test_what_was_never_sent_says_that_it_has_not_begun() -> None:
+    tally, out = Tally(2), io.StringIO()
+    async with EnvClient("127.0.0.1:1") as client:
+        await Batch(client, [{}], tally, out, wait_seconds=0.1).run(1, Quiet())
+    for line in out.getvalue().splitlines():
+        outcome = json.loads(line)
+        assert (outcome["error"], outcome["reason"]) == ("UnavailableError", "NOT_ADMITTED")
+        assert "not sent: " in outcome["message"]
+    assert tally.exceptions == 2

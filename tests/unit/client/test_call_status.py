@@ -83,7 +83,11 @@ async def test_a_status_that_never_comes(monkeypatch: pytest.MonkeyPatch) -> Non
     assert await status.behind(error) is error
 
 
-async def test_calls_that_end_while_they_are_written_have_the_status_of_their_server() -> None:
+async def test_calls_that_end_while_they_are_written_have_the_status_of_their_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(call_status, "_MOMENT_SECONDS", 20.0)
+
     async def handler(_: object, context: Any) -> None:
         await context.read()
         await context.abort(*SAID)

@@ -102,6 +102,24 @@ async def test_when_its_server_stops_what_has_not_begun_was_refused_and_the_rest
     assert carrying.cancelled_ids() == [RUN]
 
 
+async def test_a_run_that_was_admitted_has_begun_whatever_its_server_says_at_its_end(
+    carrying: ScriptedService,
+) -> None:
+    come = threading.Event()
+    carrying.on_run(Reach(come), Hang())
+    async with EnvClient(carrying.address) as client:
+        run = asyncio.ensure_future(client.run({}, request_id=RUN))
+        assert await asyncio.to_thread(come.wait, 20)
+        [stream] = carrying.lanes.streams
+        [(_, number, _)] = [frame for frame in stream.frames if frame[0] == "open_run"]
+        stream.send(run_admitted=pb.RunAdmitted(run_number=number))
+        stream.end(DRAINED)
+        with pytest.raises(UnavailableError, match="this run broke: UNAVAILABLE DRAINING") as caught:
+            await run
+        assert caught.value.reason == ""
+    assert carrying.cancelled_ids() == [RUN]
+
+
 async def test_a_server_that_stops_before_it_opens_the_stream_has_refused_its_runs(
     carrying: ScriptedService,
 ) -> None:

@@ -61,7 +61,8 @@ def test_a_message_is_read_frame_by_frame() -> None:
     )
     frames = decoded(message.SerializeToString())
     gone = RunStatus(14, "gone", b"d")
-    assert frames == [(7, b"a"), (7, gone), (0, answers), (8, b"bc"), (8, RunStatus(0))]
+    admitted = (8, pb.RunAdmitted(run_number=8))
+    assert frames == [(7, b"a"), admitted, (7, gone), (0, answers), (8, b"bc"), (8, RunStatus(0))]
     assert decoded(b"") == []
     ((number, opened),) = decoded(
         pb.SessionResponse(opened=pb.SessionOpened(instance="i")).SerializeToString()
