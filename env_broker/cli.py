@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import sys
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, TextIO, cast
 from env_broker.config import VARIABLE_PREFIX, BrokerSettings, SettingsError, make_parser, settings_table
 from env_broker.exit_code import EXIT_CANNOT_START, EXIT_USAGE, HELP
 from env_broker.log_stream import LogStream
+from env_broker.parser import Parser
 from env_broker.variables import unknown_variables
 from env_broker.worker_settings import without_effect
 from env_broker.worker_variables import not_inherited
@@ -25,9 +25,7 @@ log = logging.getLogger(__name__)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line. Returns the exit code; see exit_code."""
     argv = list(sys.argv[1:] if arguments is None else arguments)
-    parser = argparse.ArgumentParser(
-        prog="env-broker", description="One address in front of many workers.", epilog=HELP
-    )
+    parser = Parser(prog="env-broker", description="One address in front of many workers.", epilog=HELP)
     parser.add_argument("--version", action="version", version=f"%(prog)s {version('envtrio')}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     commands.add_parser("serve", help="serve until SIGTERM; see `env-broker serve --help`", add_help=False)

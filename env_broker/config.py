@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import configargparse
+from env_broker.parser import Parser
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -258,7 +258,7 @@ def settings_table() -> tuple[Setting, ...]:
     )
 
 
-def _add_settings(parser: configargparse.ArgumentParser) -> None:
+def _add_settings(parser: Parser) -> None:
     """Add a flag and a variable for every setting."""
     for setting in settings_table():
         default = "" if setting.default is None or setting.default == () else f"; default {setting.default}"
@@ -281,9 +281,9 @@ def _add_settings(parser: configargparse.ArgumentParser) -> None:
         parser.add_argument(setting.flag, **described)
 
 
-def make_parser(prog: str = "env-broker serve") -> configargparse.ArgumentParser:
+def make_parser(prog: str = "env-broker serve") -> Parser:
     """The parser that the table makes."""
-    parser = configargparse.ArgumentParser(
+    parser = Parser(
         prog=prog, description="Serve one address in front of many workers.",
         allow_abbrev=False, add_env_var_help=False,
     )  # fmt: skip

@@ -19,9 +19,10 @@ from google.protobuf.json_format import MessageToDict
 from env_client.batch import Batch, TasksError, read_tasks
 from env_client.channels import open_sync_channel
 from env_client.client import EnvClient
-from env_client.config import KNOWN_VARIABLES, VARIABLE_PREFIX, ClientSettings, SettingsError, make_parser
-from env_client.errors import EnvError, InvalidRequestError, UnavailableError
+from env_client.config import KNOWN_VARIABLES, VARIABLE_PREFIX, ClientSettings, SettingsError
+from env_client.errors import EnvError, InvalidRequestError
 from env_client.outcomes import CANCEL_OUTCOMES, TOO_LATE
+from env_client.parser import make_parser
 from env_client.pool import why_not_ready_sync
 from env_client.progress import open_display
 from env_client.reference_lines import FoundReferences, find_references
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _OK, _FAILED, _USAGE, _INTERRUPTED = 0, 1, 2, 130
-_FAULTS_SHOWN = 20
+_NOT_OURS = ("UNAVAILABLE", "UNIMPLEMENTED", "UNAUTHENTICATED", "PERMISSION_DENIED")
 _LOG_FORMAT = "%(levelname)s %(name)s: %(message)s"
 _LOG = logging.getLogger(__name__)
 
@@ -76,8 +77,8 @@ def _main(arguments: Sequence[str] | None) -> int:
         print(f"env-client: {error}", file=sys.stderr)
         return _USAGE
     except EnvError as error:
-        # Without a reason it is gRPC that says so, which knows of no flags.
-        lost = isinstance(error, UnavailableError) and not error.reason
+        # Without a reason it is gRPC that says so, which knows of no flags: nobody is there, or another.
+        lost = error.code in _NOT_OURS and not error.reason
         next_step = (
             f"; see that a broker or worker is up at {namespace.broker}, or correct --broker" if lost else ""
         )
@@ -124,10 +125,12 @@ def _top(settings: ClientSettings) -> int:
 def _release(settings: ClientSettings) -> int:
     if settings.episodes is not None:
         found = _references(settings.episodes)
-        for fault in found.faults[:_FAULTS_SHOWN]:
+        for fault in found.faults:
             print(f"env-client: {settings.episodes}, {fault}; its arrays are not released", file=sys.stderr)
-        if (more := len(found.faults) - _FAULTS_SHOWN) > 0:
-            print(f"env-client: {settings.episodes}, {more} lines more, likewise", file=sys.stderr)
+        if found.more_faults:
+            print(
+                f"env-client: {settings.episodes}, {found.more_faults} lines more, likewise", file=sys.stderr
+            )
         all_freed = release(holders_of_references(found), sys.stdout, sys.stderr)
         return _OK if all_freed and not found.faults else _FAILED
     if not settings.owner:

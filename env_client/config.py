@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 from dataclasses import dataclass, field, fields
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-
-import configargparse
 
 from env_client.address import checked_target
 from env_client.errors import InvalidRequestError
-from env_client.outcomes import CANCEL_OUTCOMES
 from env_client.request import Endpoint, checked_sampling
 
 if TYPE_CHECKING:
@@ -43,12 +38,23 @@ class Setting(NamedTuple):
     variable: str
     default: Any
     unit: str
-    help: str
-    commands: tuple[str, ...]
+    helps: Mapping[str, str]
+    """What it sets, by the command that has it."""
+
+    @property
+    def help(self) -> str:
+        """What it sets, of all its commands."""
+        commands: dict[str, list[str]] = {}
+        for command, text in self.helps.items():
+            commands.setdefault(text, []).append(f"`{command}`")
+        if len(commands) == 1:
+            return next(iter(commands))
+        return ". ".join(f"Of {', '.join(names)}: {text}" for text, names in commands.items())
 
 
-def _setting(flag: str, default: Any, unit: str, help: str, commands: tuple[str, ...] = ("run",)) -> Any:
-    return field(default=default, metadata={"flag": flag, "unit": unit, "help": help, "commands": commands})
+def _setting(flag: str, default: Any, unit: str, help: str | Mapping[str, str], command: str = "run") -> Any:
+    helps = {command: help} if isinstance(help, str) else help
+    return field(default=default, metadata={"flag": flag, "unit": unit, "helps": helps})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +65,13 @@ class ClientSettings:
         "--broker",
         None,
         "HOST:PORT",
-        "broker, or lone worker, to talk to; required, but for --episodes",
-        tuple(command for command in COMMANDS if command != "tasks"),
+        {
+            **dict.fromkeys(
+                ("run", "health", "describe", "cancel"), "broker, or lone worker, to talk to; required"
+            ),
+            "top": "broker whose pool to show; required",
+            "release": "broker, or lone worker, whose arrays to free; required, but for --episodes",
+        },
     )
     env: str | None = _setting(
         "--env", None, "name", "environment to run; absent: the only one that is served"
@@ -70,19 +81,22 @@ class ClientSettings:
         "--count",
         None,
         "number",
-        "episodes to run, over the tasks in turn; absent: each task once. Of `env-client tasks` the tasks to "
-        "write; absent: as many as the dataset has entries",
-        ("run", "tasks"),
+        {
+            "run": "episodes to run, over the tasks in turn; absent: each task once",
+            "tasks": "tasks to write; absent: as many as the dataset has entries",
+        },
     )
     concurrency: int = _setting("--concurrency", 16, "runs", "runs that are open at once")
     out: str | None = _setting(
         "--out",
         None,
         "file",
-        "where to write a JSON line for each outcome (the README says what is in it), or each task; a file "
-        "that has something already is refused; - is standard output, which `env-client tasks` writes to "
-        "also without it",
-        ("run", "tasks"),
+        {
+            "run": "where to write a JSON line for each outcome (the README says what is in it); a file that "
+            "has something already is refused; - is standard output; absent: nowhere",
+            "tasks": "where to write a JSON line for each task; a file that has something already is "
+            "refused; absent, or -: standard output",
+        },
     )
     timeout: float | None = _setting("--timeout", None, "s", "how long one run may take; absent: no limit")
     model: str | None = _setting("--model", None, "name", "model to ask; absent: the server's default")
@@ -108,16 +122,18 @@ class ClientSettings:
         "--owner",
         "",
         "name",
-        "by whose name the runs' training arrays can be released; without it `env-client run` makes one up, "
-        "and says it at its end where they left some",
-        ("run", "release"),
+        {
+            "run": "by whose name the runs' training arrays can be released; absent: one is made up, and "
+            "said at the end where they left some",
+            "release": "by whose name to release: that which `env-client run` was given, or said at its end",
+        },
     )
     episodes: str | None = _setting(
         "--episodes",
         None,
         "file",
         "what `env-client run --out` wrote: release the arrays of its episodes; - is standard input",
-        ("release",),
+        "release",
     )
     wait_seconds: float = _setting(
         "--wait-seconds",
@@ -133,23 +149,23 @@ class ClientSettings:
         None,
         "name or file",
         "dataset of reasoning-gym, or a file (.json, .toml, .yaml) that names one or mixes several; required",
-        ("tasks",),
+        "tasks",
     )
     params: str | None = _setting(
-        "--params", None, "JSON", 'parameters of the named dataset, e.g. {"max_terms": 4}', ("tasks",)
+        "--params", None, "JSON", 'parameters of the named dataset, e.g. {"max_terms": 4}', "tasks"
     )
     seed: int | None = _setting(
-        "--seed", None, "number", "seed of the entries; absent: the file's, or 0", ("tasks",)
+        "--seed", None, "number", "seed of the entries; absent: the file's, or 0", "tasks"
     )
 
     once: bool = _setting(
-        "--once", False, "switch", "show the pool once; exit code 1 if there is no view of it", ("top",)
+        "--once", False, "switch", "show the pool once; exit code 1 if there is no view of it", "top"
     )
     as_json: bool = _setting(
-        "--json", False, "switch", "one JSON object for each view, on a line of its own", ("top",)
+        "--json", False, "switch", "one JSON object for each view, on a line of its own", "top"
     )
     interval_seconds: float = _setting(
-        "--interval-seconds", 1.0, "s", "least time between two views of the pool", ("top",)
+        "--interval-seconds", 1.0, "s", "least time between two views of the pool", "top"
     )
 
     def __post_init__(self) -> None:
@@ -245,8 +261,7 @@ def settings_table() -> tuple[Setting, ...]:
             VARIABLE_PREFIX + item.metadata["flag"].removeprefix("--").replace("-", "_").upper(),
             item.default,
             item.metadata["unit"],
-            item.metadata["help"],
-            item.metadata["commands"],
+            item.metadata["helps"],
         )
         for item in fields(ClientSettings)
     )
@@ -254,46 +269,3 @@ def settings_table() -> tuple[Setting, ...]:
 
 KNOWN_VARIABLES: Final = frozenset(setting.variable for setting in settings_table())
 """All that begin with VARIABLE_PREFIX and mean something."""
-
-_TYPES: Final = {"count": int, "timeout": float, "seed": int}
-"""Of settings whose default is None and which are no text."""
-
-
-def make_parser() -> configargparse.ArgumentParser:
-    """The parser that the table makes, a sub-parser for each command; "command" names the chosen one."""
-    parser = configargparse.ArgumentParser(
-        prog="env-client", description="Run episodes on an envtrio broker or worker.",
-        allow_abbrev=False, add_env_var_help=False,
-    )  # fmt: skip
-    parser.add_argument("--version", action="version", version=f"%(prog)s {version('envtrio')}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command, purpose in COMMANDS.items():
-        chosen = commands.add_parser(
-            command, help=purpose, description=purpose, allow_abbrev=False, add_env_var_help=False
-        )
-        if command == "cancel":
-            chosen.formatter_class = argparse.RawDescriptionHelpFormatter
-            meanings = "".join(f"  {name}: {meaning}\n" for name, meaning in CANCEL_OUTCOMES.items())
-            chosen.epilog = f"outcomes, of which TOO_LATE alone has exit code 1:\n{meanings}"
-            chosen.add_argument("request_id", metavar="ID", help="the run: 32 lower-case hexadecimal digits")
-        for setting in settings_table():
-            if command in setting.commands:
-                _add_setting(chosen, setting)
-    return parser
-
-
-def _add_setting(parser: configargparse.ArgumentParser, setting: Setting) -> None:
-    default = "" if setting.default in (None, "", False) else f"; default {setting.default}"
-    described: dict[str, Any] = {
-        "dest": setting.name,
-        "env_var": setting.variable,
-        "help": f"{setting.help} [{setting.variable}{default}]".replace("%", "%%"),
-    }
-    if setting.unit == "switch":
-        described["action"] = "store_true"
-    else:
-        described["default"] = setting.default
-        described["metavar"] = setting.unit.upper() if setting.unit.islower() else setting.unit
-        kind = str if setting.default is None else type(setting.default)
-        described["type"] = _TYPES.get(setting.name, kind)
-    parser.add_argument(setting.flag, **described)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from env_client.errors import InvalidRequestError
 from env_client.training_arrays.excerpt import excerpt
@@ -12,6 +12,10 @@ from env_client.training_arrays.reference import INFO_KEY, ArrayReference
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+
+FAULTS_KEPT: Final = 3
+"""Of a large file that is none, each line is a fault."""
 
 
 class WorkerId(NamedTuple):
@@ -23,10 +27,12 @@ class WorkerId(NamedTuple):
 
 @dataclass
 class FoundReferences:
-    """The keys of each worker, and what was wrong with lines that could not be used, each with its number."""
+    """The keys of each worker, and what was wrong with lines that could not be used, each with its number: of
+    the first `FAULTS_KEPT`, and how many more there are."""
 
     keys: dict[WorkerId, set[str]] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
+    more_faults: int = 0
 
 
 def find_references(lines: Iterable[bytes]) -> FoundReferences:
@@ -38,7 +44,10 @@ def find_references(lines: Iterable[bytes]) -> FoundReferences:
             # All of a line before any of it counts: half of a damaged line is no episode.
             references = list(_references(json.loads(line))) if line.strip() else []
         except (ValueError, RecursionError, InvalidRequestError) as error:
-            found.faults.append(f"line {number}: {error}")
+            if len(found.faults) < FAULTS_KEPT:
+                found.faults.append(f"line {number}: {error}")
+            else:
+                found.more_faults += 1
             continue
         for reference in references:
             worker = WorkerId(reference.instance, reference.address)

@@ -19,7 +19,7 @@ from env_worker.variables import unknown_variables
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import configargparse
+    from env_worker.parser import Parser
 
 _USAGE: Final = """usage: env-worker serve [options]
 
@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     _exit(code, settings.kill_seconds, leftovers, stream)
 
 
-def _parser() -> configargparse.ArgumentParser:
+def _parser() -> Parser:
     from env_worker.config import make_parser
 
     parser = make_parser()

@@ -8,13 +8,12 @@ import socket
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final
 
-import configargparse
-
 from env_worker.domain import TRAINING_ARRAY_FIELDS
 from env_worker.domain.ledger import LATE_CANCEL_SECONDS
 from env_worker.domain.sessions import SESSION_GRACE_SECONDS
 from env_worker.local_address import local_address
 from env_worker.model_settings import ModelSettings
+from env_worker.parser import Parser
 from env_worker.setting import (
     VARIABLE_PREFIX,
     Setting,
@@ -282,9 +281,9 @@ KNOWN_VARIABLES: Final = frozenset({LOCAL_SLOT_VARIABLE, *(row.variable for row 
 """All that begin with VARIABLE_PREFIX and mean something."""
 
 
-def make_parser(prog: str = "env-worker serve") -> configargparse.ArgumentParser:
+def make_parser(prog: str = "env-worker serve") -> Parser:
     """The parser that the table makes."""
-    parser = configargparse.ArgumentParser(
+    parser = Parser(
         prog=prog, description="Serve environments: run episodes, stream their growth, keep their arrays.",
         allow_abbrev=False, add_env_var_help=False,
     )  # fmt: skip

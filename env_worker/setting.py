@@ -8,7 +8,7 @@ from dataclasses import field, fields
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
-    import configargparse
+    from env_worker.parser import Parser
 
 VARIABLE_PREFIX: Final = "ENV_WORKER_"
 _HOST_PORT: Final = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Za-z:.%_-]+\]):([0-9]{1,5})")
@@ -52,7 +52,7 @@ def table_of(settings: type) -> tuple[Setting, ...]:
     )
 
 
-def add_flag(parser: configargparse.ArgumentParser, row: Setting) -> None:
+def add_flag(parser: Parser, row: Setting) -> None:
     """Add the row's flag and variable. One whose default is a tuple may be repeated."""
     default = "" if row.default in (None, (), False) else f"; default {row.default}"
     described: dict[str, Any] = {

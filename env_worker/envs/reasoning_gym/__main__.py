@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,19 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code: 2 where the package is missing, or has no such dataset."""
+    try:
+        return _list(arguments)
+    except BrokenPipeError:
+        return 0  # whoever read the list has read enough
+    finally:
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # Nor shall the interpreter complain when it flushes at its end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _list(arguments: Sequence[str] | None) -> int:
     parser = argparse.ArgumentParser(prog=LISTING, description="List the datasets of reasoning-gym.")
     parser.add_argument("dataset", nargs="?", help="list what this one takes as params, with the defaults")
     name: str | None = parser.parse_args(arguments).dataset

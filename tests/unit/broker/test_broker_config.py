@@ -159,12 +159,25 @@ def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["dance"], ["serve", "--nonsense"], ["serve", "--workers", "many"]]
+    ("arguments", "said"),
+    [
+        ([], "the following arguments are required: COMMAND; see env-broker --help"),
+        (["dance"], "invalid choice: 'dance'"),
+        (["serve", "--nonsense"], "unrecognized arguments: --nonsense; see env-broker serve --help"),
+        (
+            ["serve", "--workers", "many"],
+            "argument --workers (ENV_BROKER_WORKERS): invalid int value: 'many'",
+        ),
+    ],
 )
-def test_wrong_usage(arguments: list[str]) -> None:
+def test_wrong_usage_is_told_in_one_line(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
 
 
 def test_a_misspelt_variable_is_named_with_what_was_meant() -> None:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,8 @@ from envtrio.v1.env_service_pb2 import CancelOutcome
 from grpc_health.v1 import health_pb2
 
 from env_client.cli import main
-from env_client.config import COMMANDS, ClientSettings, SettingsError, make_parser, settings_table
+from env_client.config import COMMANDS, ClientSettings, SettingsError, settings_table
+from env_client.parser import make_parser
 from env_client.request import Endpoint
 from tests.helpers.deltas import episode_stream, opening, reply
 from tests.helpers.scripted_end import End
@@ -179,6 +181,21 @@ def test_a_cancel_of_what_is_no_id(service: ScriptedService, capsys: pytest.Capt
     assert "32 lower-case" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("arguments", [["health"], ["describe"], ["cancel", RUN]])
+def test_an_address_of_somebody_elses_server_is_told_with_a_next_step(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        server = grpc.server(threads, options=(("grpc.so_reuseport", 0),))
+        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        server.start()
+        assert main([*arguments, "--broker", address]) == 1
+        server.stop(0).wait(SECONDS)
+    said = capsys.readouterr().err
+    assert "UNIMPLEMENTED (no word" in said
+    assert f"; see that a broker or worker is up at {address}, or correct --broker" in said
+
+
 @pytest.mark.parametrize("arguments", [["health"], ["describe"], ["health", "--help"]])
 def test_a_reader_that_has_read_enough_gets_no_traceback(
     arguments: list[str], service: ScriptedService
@@ -241,11 +258,44 @@ def test_usage(
     assert found in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [[], ["no-such-command"], ["run", "--no-such-flag"]])
-def test_what_argparse_refuses(arguments: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "the following arguments are required: COMMAND; see env-client --help"),
+        (["no-such-command"], "invalid choice: 'no-such-command'"),
+        (["top", "--no-such-flag"], "unrecognized arguments: --no-such-flag"),
+        (["run"], "argument --count (ENV_CLIENT_COUNT): invalid int value: '1e3'; see env-client run --help"),
+    ],
+)
+def test_what_argparse_refuses_is_told_in_one_line(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENV_CLIENT_COUNT", "1e3")
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     assert caught.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+
+
+@pytest.mark.parametrize(
+    ("name", "there", "not_there"),
+    [
+        ("run", "to talk to; required [ENV_CLIENT_BROKER]", "--episodes"),
+        ("cancel", "to talk to; required [ENV_CLIENT_BROKER]", "--episodes"),
+        ("run", "episodes to run, over the tasks in turn; absent: each task once [", "env-client tasks"),
+        ("tasks", "tasks to write; absent: as many as the dataset has entries [", "episodes"),
+        ("release", "required, but for --episodes [", "is made up"),
+    ],
+)
+def test_help_of_a_command_is_of_no_other(
+    name: str, there: str, not_there: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        make_parser().parse_args([name, "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert there in text
+    assert not_there not in text
 
 
 @pytest.mark.parametrize("name", ["", *COMMANDS])
@@ -261,7 +311,7 @@ def test_the_table_and_the_dataclass_are_one() -> None:
     rows = {setting.name: setting for setting in settings_table()}
     assert rows["wait_seconds"].variable == "ENV_CLIENT_WAIT_SECONDS"
     assert rows["wait_seconds"].default == ClientSettings(broker="h:1").wait_seconds
-    assert {*rows["broker"].commands, "tasks"} == set(COMMANDS)
+    assert {*rows["broker"].helps, "tasks"} == set(COMMANDS)
     with pytest.raises(SettingsError, match="ENV_CLIENT_BROKER"):
         ClientSettings()
 

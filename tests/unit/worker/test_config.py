@@ -128,14 +128,28 @@ def test_what_is_loopback(listen: str, loopback: bool) -> None:
     assert WorkerSettings(listen=listen).loopback is loopback
 
 
-@pytest.mark.parametrize("arguments", [["--no-such"], ["--seed", "x"], ["--env"], ["stray"]])
-def test_an_unknown_flag_or_a_value_of_the_wrong_kind_ends_with_usage(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("arguments", "variables", "said"),
+    [
+        (["--no-such"], {}, "unrecognized arguments: --no-such"),
+        (["--seed", "x"], {}, "argument --seed (ENV_WORKER_SEED): invalid int value: 'x'"),
+        (["--env"], {}, "argument --env (ENV_WORKER_ENV): expected one argument"),
+        (["stray"], {}, "unrecognized arguments: stray"),
+        (
+            [],
+            {"ENV_WORKER_ARRAY_MEMORY_BYTES": "8GB"},
+            "argument --array-memory-bytes (ENV_WORKER_ARRAY_MEMORY_BYTES): invalid int value: '8GB'",
+        ),
+    ],
+)
+def test_an_unknown_flag_or_a_value_of_the_wrong_kind_is_told_in_one_line(
+    arguments: list[str], variables: dict[str, str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as end:
-        WorkerSettings.from_arguments(arguments, {})
+        WorkerSettings.from_arguments(arguments, variables)
     assert end.value.code == 2
-    assert "usage: env-worker serve" in capsys.readouterr().err
+    line = f"env-worker serve: error: {said}; see env-worker serve --help\n"
+    assert capsys.readouterr().err == line
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -161,6 +163,18 @@ def test_the_params_of_a_dataset_are_listed_with_their_defaults(capsys: pytest.C
 def test_a_dataset_that_is_none_is_not_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert listing(["chain_sums"]) == 2
     assert "did you mean 'chain_sum'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [[], ["chain_sum"], ["--help"]])
+def test_a_reader_that_has_read_enough_gets_no_traceback(arguments: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as pipe:
+        finished = subprocess.run(
+            [sys.executable, "-m", "env_worker.envs.reasoning_gym", *arguments],
+            stdout=pipe, stderr=subprocess.PIPE, text=True, timeout=50, check=False,
+        )  # fmt: skip
+    assert (finished.returncode, finished.stderr) == (0, "")
 
 
 def test_without_the_package_it_is_told_what_to_install(
