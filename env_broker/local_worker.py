@@ -262,9 +262,9 @@ class LocalWorker:
         self._again_at = self._clock.now() + delay
         if not self.leaving:
             when = f"tries again in {delay:g} s" if delay else "tries again at once"
-            log.error("slot=%d %s: %s", self.slot, when, ending.how)  # its last lines stand above
+            log.error("slot=%d %s: %s", self.slot, when, ending.words)
         elif ending.code:
-            log.error("slot=%d has left: %s", self.slot, ending.how)
+            log.error("slot=%d has left: %s", self.slot, ending.words)
         else:
             log.info("slot=%d stopped", self.slot)
         self._starts_in_vain += not self.instance

@@ -152,8 +152,7 @@ async def test_a_worker_that_cannot_start_is_reported_to_log_and_callers() -> No
         assert (outcome.code, outcome.reason) == ("UNAVAILABLE", "NO_WORKER_READY")
         assert "before it registered; its last lines" in outcome.message
         assert "no.such.module" in outcome.message
-    assert any("before it registered" in line for line in server.log)
-    assert all(line.startswith("[worker 0] ") for line in server.log if "no.such.module" in line)
+    assert any("before it registered; its last lines" in line for line in server.log)
 
 
 async def test_a_second_signal_hurries() -> None:
