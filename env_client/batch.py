@@ -196,11 +196,11 @@ class Batch:
             self._out.flush()
 
 
-async def _why_not(readiness: Readiness) -> EnvError | None:
+async def _why_not(readiness: Readiness) -> Exception | None:
     """Wait until a run may be sent; why none may, if it does not come to that."""
     try:
         await readiness.wait()
-    except EnvError as error:
+    except Exception as error:
         return error
     return None
 
