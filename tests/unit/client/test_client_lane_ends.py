@@ -110,8 +110,9 @@ async def test_a_run_that_was_admitted_has_begun_whatever_its_server_says_at_its
     async with EnvClient(carrying.address) as client:
         run = asyncio.ensure_future(client.run({}, request_id=RUN))
         assert await asyncio.to_thread(come.wait, 20)
-        [stream] = carrying.lanes.streams
-        [(_, number, _)] = [frame for frame in stream.frames if frame[0] == "open_run"]
+        stream = await the_stream(carrying)
+        [(kind, number, _)] = stream.frames
+        assert kind == "open_run"
         stream.send(run_admitted=pb.RunAdmitted(run_number=number))
         stream.end(DRAINED)
         with pytest.raises(UnavailableError, match="this run broke: UNAVAILABLE DRAINING") as caught:
