@@ -134,7 +134,6 @@ class ScriptedLane:
         self._out: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._runs: dict[int, LaneContext] = {}
         self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
 
     def send(self, **frame: Any) -> None:
         """Send a frame."""
@@ -149,7 +148,9 @@ class ScriptedLane:
         self._out.put(end)
 
     def messages(self, context: Any) -> Iterator[pb.SessionResponse | bytes]:
-        """What is sent, until the stream ends; what is there together is sent together."""
+        """What is sent, until the stream ends; what is there together is sent together. Runs come from now
+        on: a stream is listed before one does."""
+        self._reader.start()
         item = self._out.get()
         while isinstance(item, pb.SessionResponse | bytes):
             message, item = item, self._next_now()
@@ -195,8 +196,8 @@ class ScriptedLane:
         if kind == "open_run":
             opening = frame.open_run
             run = self._runs[opening.run_number] = LaneContext(self, opening)
+            self._note(kind, opening.run_number, opening.credit_bytes)  # before the run can be seen
             threading.Thread(target=self._carry, args=(opening, run), daemon=True).start()
-            self._note(kind, opening.run_number, opening.credit_bytes)
         elif kind == "run_credit":
             number = frame.run_credit.run_number
             if number in self._runs:
