@@ -52,7 +52,7 @@ def checked_logprobs(values: NDArray[Any]) -> Float32Array:
         index = int(wrong[0])
         raise FieldError(
             f"{wrong.size} of {len(values)} log-probabilities are missing or none, the first that of sampled "
-            f"token {index}: {values[index]}; expected above {FLOOR:g} and at most 0"
+            f"token {index}: {values[index]:g}; expected above {FLOOR:g} and at most 0"
         )
     return as_float32(values)
 

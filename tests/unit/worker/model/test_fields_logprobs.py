@@ -20,7 +20,7 @@ from env_worker.model.fields.logprob_shapes import (
     meta_candidates,
     meta_sampled,
 )
-from env_worker.model.fields.logprobs import sampled_logprobs, top_logprobs
+from env_worker.model.fields.logprobs import checked_logprobs, sampled_logprobs, top_logprobs
 
 
 def ids(*values: int) -> np.typing.NDArray[np.int32]:
@@ -52,6 +52,11 @@ def test_rounding_above_zero_is_a_logprob() -> None:
 def test_values_that_are_no_numbers_are_refused(value: Any) -> None:
     with pytest.raises(FieldError):
         sampled_logprobs(Sampled([5], [value]), ids(5))
+
+
+def test_a_value_is_shown_as_it_was_given_whatever_its_width() -> None:
+    with pytest.raises(FieldError, match=r"token 1: 0\.7; expected above -9999 and at most 0"):
+        checked_logprobs(np.array([-0.5, np.float32(0.7)], np.float64))
 
 
 @pytest.mark.parametrize("names", [[5, 9], named(5, 9)])
