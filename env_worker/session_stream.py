@@ -101,7 +101,9 @@ class SessionStream:
         for task in self._tasks:
             if task.done():
                 task.result()
-        if reading.done():  # it said goodbye
+        # Not what comes of it later: a client that only half-closes meanwhile has not said goodbye.
+        parts = reading.done()
+        if parts:
             self._finish()
             await asyncio.wait((writing, self._ended), return_when=asyncio.FIRST_COMPLETED)
         if self._farewell:
@@ -109,7 +111,7 @@ class SessionStream:
             await asyncio.wait((writing,), timeout=FAREWELL_SECONDS)
             if not writing.done():
                 raise _untold()
-        if reading.done() and writing.done():
+        if parts and writing.done():
             return writing.result()
         raise self._ended.result()
 

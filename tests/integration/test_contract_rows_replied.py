@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.helpers.runner_harness import Stop, within
+from tests.helpers.stub_client import new_id
 from tests.helpers.worker_server import serving_worker
 
 if TYPE_CHECKING:
@@ -147,3 +149,15 @@ async def test_discard_raises(caplog: pytest.LogCaptureFixture, transport: Trans
         assert await subject.client.cancel(run) == "DISCARDED"
         assert (subject.discards(run), subject.runner.counters["discard_failures"]) == (1, 1)
         assert "discard raised" in caplog.text
+
+
+async def test_a_cancel_of_a_run_that_never_comes_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    """A client repeats it until the window is over."""
+    caplog.set_level(logging.DEBUG, "env_worker.servicer")
+    async with serving_worker() as subject:
+        replied = await subject.replied()
+        assert await subject.client.cancel(new_id()) == "REMEMBERED"
+        assert await subject.client.cancel(replied) == "DISCARDED"
+    said = [(record.levelno, record.getMessage()) for record in caplog.records]
+    levels = {text.split("outcome=")[1].split()[0]: level for level, text in said if "outcome=" in text}
+    assert levels == {"REMEMBERED": logging.DEBUG, "DISCARDED": logging.INFO}

@@ -193,6 +193,27 @@ async def test_a_stopping_worker_says_how_its_runs_ended_before_it_ends_the_stre
         assert await stopping == []
 
 
+async def test_a_client_that_half_closes_while_a_worker_says_farewell_has_not_said_goodbye(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(session_stream, "FAREWELL_SECONDS", SECONDS)
+    held = HeldWrites(monkeypatch)
+    async with serving_worker(drain_seconds=0, linger_seconds=0) as subject:
+        stream = await RunStream(subject).open()
+        run = stream.start(ENDLESS)
+        await stream.until(lambda: run.admitted)
+        [served] = subject.server.sessions._streams.values()
+        held.hold()
+        stopping = asyncio.create_task(subject.stop())
+        await subject.until(lambda: served._finishing)
+        await stream.session.call.done_writing()
+        await subject.until(served._tasks[0].done)
+        held.go()
+        assert await stream.status() == ("UNAVAILABLE", "DRAINING")
+        assert run.outcome.reason == "WORKER_LOST"
+        assert await stopping == []
+
+
 @pytest.mark.parametrize("goodbye", [False, True], ids=["", "after a goodbye"])
 @pytest.mark.parametrize("reads", [True, False])
 async def test_what_is_due_when_a_worker_stops_is_for_who_reads_it_and_holds_up_no_stop(

@@ -45,8 +45,8 @@ class _CancelOutcomeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._
     """Unknown here. If the run arrives, or a worker reports it, within the window, the cancel applies to it."""
 
 class CancelOutcome(_CancelOutcome, metaclass=_CancelOutcomeEnumTypeWrapper):
-    """What became of a run that was cancelled. A repeated Cancel gets the first one's outcome; only REMEMBERED, and an
-    outcome of a lost worker (CancelResponse.reason), may be followed by another one.
+    """What became of a run that was cancelled. A repeated Cancel gets the first one's outcome; only REMEMBERED, and
+    TOO_LATE with the reason WORKER_LOST, may be followed by another one.
     """
 
 CANCEL_OUTCOME_UNSPECIFIED: CancelOutcome.ValueType  # 0
