@@ -86,6 +86,12 @@ async def test_arrays_change_nothing_on_the_wire(client: StubClient) -> None:
     # What differs between the streams is times, ids, and how they were cut into messages: on a busy machine
     # some previews are over before they leave.
     assert abs(without.received_bytes - with_arrays.received_bytes) < kept[1].array_bytes / 10
+    appended = [0, 0]
+    for number, outcome in enumerate((without, with_arrays)):
+        for delta in (delta for message in outcome.messages for delta in message.deltas):
+            appended[number] += delta.append.ByteSize()
+            assert delta.ByteSize() - delta.append.ByteSize() - delta.pending.ByteSize() < 100, "a stranger"
+    assert abs(appended[0] - appended[1]) < 100, "they carry the same, previews aside"
 
 
 async def test_the_same_seed_gives_the_same_episode_wherever_it_runs(client: StubClient) -> None:
